@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "layers/model_config.h"
+#include "runtime/tensor_source.h"
+
+namespace gatefold {
+
+/// Weights made in memory from a seed for any config: each value is a function of (seed, tensor
+/// name, row, column) only, by integer arithmetic, so it doesn't depend on who asks for which slice.
+/// Weights: sum of four uniforms (variance 1) times 1/sqrt(fan_in); biases: the same times 0.5;
+/// a learnable beta: 1 plus a little.
+class SeededSource : public TensorSource {
+ public:
+  SeededSource(const ModelConfig& config, std::uint64_t seed);
+
+  std::optional<TensorInfo> find(const std::string& name) const override;
+  void read(const std::string& name, Range rows, Range cols, std::byte* out) const override;
+  std::string description() const override;
+
+  /// The tensors of one layer as (name, info): what make-model writes.
+  std::vector<std::pair<std::string, TensorInfo>> layer_tensors(std::int64_t layer) const;
+
+ private:
+  struct Entry {
+    TensorInfo info;
+    float scale = 1.0F;
+    float offset = 0.0F;
+  };
+  const Entry& entry(const std::string& name) const;
+
+  std::uint64_t seed_;
+  DType dtype_;
+  std::map<std::string, Entry> entries_;
+};
+
+/// Seeded input x [tokens.size(), hidden] of variance 1 for global token indices `tokens`, rounded
+/// to `dtype` (widened back to fp32): the values of a token don't depend on how tokens are split.
+void seeded_tokens(std::uint64_t seed, Range tokens, std::int64_t hidden, DType dtype, float* out);
+
+}  // namespace gatefold

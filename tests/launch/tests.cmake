@@ -1,0 +1,1 @@
+# launch/: tests of the folder of the same name

@@ -1,0 +1,1 @@
+# layers/: tests of the folder of the same name

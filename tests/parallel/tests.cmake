@@ -1,0 +1,1 @@
+# parallel/: tests of the folder of the same name

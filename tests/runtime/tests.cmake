@@ -1,0 +1,1 @@
+gatefold_test(dtype SOURCES runtime/dtype_test.cpp)
