@@ -1,1 +1,3 @@
-int main() { return 0; }
+#include "launch/program.h"
+
+int main(int argc, char** argv) { return gatefold::run_program(argc, argv); }

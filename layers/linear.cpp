@@ -1,1 +1,258 @@
-// pending
+#include "layers/linear.h"
+
+#include <algorithm>
+
+namespace gatefold {
+namespace {
+
+BlockPlan plan_of(const WeightTensors& tensors, CutAlong cut, const Place& place,
+                  const LinearOptions& options) {
+  const std::int64_t width = cut == CutAlong::kOutputs ? tensors.outputs : tensors.inputs;
+  return BlockPlan::make(width, options, *place.tp);
+}
+
+/// The options with the kernel chosen, by this layer's own self-check if need be.
+LinearOptions with_kernel(const WeightTensors& tensors, CutAlong cut, const Place& place,
+                          const LinearOptions& options) {
+  LinearOptions chosen = options;
+  if (options.kernel || options.reduce == Reduce::kFast) return chosen;
+  const Blocks blocks = plan_of(tensors, cut, place, options).blocks;
+  std::vector<WeightShape> shapes;
+  for (std::int64_t b = 0; b < blocks.count; ++b) {
+    const Range columns = blocks.columns(b);
+    if (columns.empty()) continue;
+    const WeightShape shape = block_shape(tensors, cut, columns);
+    if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
+  }
+  chosen.kernel = choose_kernel(*place.tp, *place.device, options.dtype, shapes).kernel;
+  return chosen;
+}
+
+Activation identity() {
+  Activation activation;
+  activation.kind = ActivationKind::kIdentity;
+  activation.gated = false;
+  return activation;
+}
+
+struct OwnedTiles {
+  Buffer memory;
+  Tiles tiles;
+};
+
+OwnedTiles make_tiles(Device& device, DType dtype, std::int64_t rows, std::int64_t tile_rows,
+                      std::int64_t width) {
+  OwnedTiles owned{{}, {nullptr, rows, tile_rows, width}};
+  owned.memory =
+      device.allocate(owned.tiles.padded_rows() * width * size_of(device.storage(dtype)));
+  owned.tiles.data = owned.memory.data();
+  return owned;
+}
+
+}  // namespace
+
+std::int64_t tile_height(GemmKernel kernel, const RowCount& rows) {
+  if (kernel == GemmKernel::kLibraryWhole) return std::max<std::int64_t>(1, rows.local);
+  return tile_rows(rows.global);
+}
+
+void gather_rows(Communicator& tp, const std::byte* in, std::int64_t rows, std::int64_t row_bytes,
+                 std::byte* out) {
+  std::vector<std::int64_t> parts;
+  for (int r = 0; r < tp.size(); ++r)
+    parts.push_back(even_part(rows, tp.size(), r).size() * row_bytes);
+  const Range own = even_part(rows, tp.size(), tp.rank());
+  std::copy_n(in, own.size() * row_bytes, out + own.begin * row_bytes);
+  tp.all_gather_v(out, parts);
+}
+
+MergedColumnParallelLinear::MergedColumnParallelLinear(WeightTensors tensors,
+                                                       const Activation& activation,
+                                                       const TensorSource& source,
+                                                       const Place& place,
+                                                       const LinearOptions& options)
+    : activation_(activation),
+      place_(place),
+      dtype_(options.dtype),
+      plan_(plan_of(tensors, CutAlong::kOutputs, place, options)),
+      weights_(tensors, CutAlong::kOutputs, source, place, plan_,
+               with_kernel(tensors, CutAlong::kOutputs, place, options)) {}
+
+void MergedColumnParallelLinear::reserve(std::int64_t tile_rows) {
+  for (std::size_t i = 0; i < blocks(); ++i) {
+    place_.device->prepare(shape(i), place_.device->storage(dtype_), kernel(), tile_rows);
+  }
+}
+
+void MergedColumnParallelLinear::forward_block(std::size_t i, const Tiles& x, const Tiles& h) {
+  const BlockWeight& block = weights_.at(i);
+  place_.device->gemm_activation(block.weight, block.bias_data(), activation_, dtype_, x, h);
+}
+
+ColumnParallelLinear::ColumnParallelLinear(WeightTensors tensors, const TensorSource& source,
+                                           const Place& place, const LinearOptions& options,
+                                           Output output, Rows input_rows)
+    : outputs_(tensors.outputs),
+      inputs_(tensors.inputs),
+      place_(place),
+      dtype_(options.dtype),
+      output_(output),
+      input_rows_(input_rows),
+      linear_(std::move(tensors), identity(), source, place, options) {}
+
+Range ColumnParallelLinear::own_columns(int rank) const {
+  const BlockPlan& plan = linear_.plan();
+  return plan.blocks.columns(plan.runs[static_cast<std::size_t>(rank)]);
+}
+
+Range ColumnParallelLinear::output_columns() const {
+  return output_ == Output::kGathered ? Range{0, outputs_} : own_columns(place_.tp->rank());
+}
+
+void ColumnParallelLinear::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
+  Device& device = *place_.device;
+  const std::int64_t element = size_of(dtype_);
+  const std::int64_t height = tile_height(linear_.kernel(), rows);
+  linear_.reserve(height);
+
+  Buffer whole;
+  if (input_rows_ == Rows::kScattered) {
+    whole = device.allocate(rows.local * inputs_ * element);
+    gather_rows(*place_.tp, x, rows.local, inputs_ * element, whole.data());
+    x = whole.data();
+  }
+  const OwnedTiles x_tiles =
+      make_tiles(device, dtype_, rows.local, height, round_up(inputs_, kInnerStep));
+  device.tile_rows(x, inputs_, dtype_, inputs_, x_tiles.tiles);
+
+  const Range own = own_columns(place_.tp->rank());
+  Buffer own_memory;
+  std::byte* own_y = y;
+  if (output_ == Output::kGathered) {
+    own_memory = device.allocate(rows.local * own.size() * element);
+    own_y = own_memory.data();
+  }
+  for (std::size_t i = 0; i < linear_.blocks(); ++i) {
+    const Range columns = linear_.plan().columns(i);
+    const OwnedTiles h =
+        make_tiles(device, dtype_, rows.local, height, linear_.shape(i).padded_outputs());
+    linear_.forward_block(i, x_tiles.tiles, h.tiles);
+    device.untile_rows(h.tiles, dtype_, columns.size(),
+                       own_y + (columns.begin - own.begin) * element, own.size());
+  }
+  if (output_ == Output::kGathered) gather_columns(rows.local, own_y, y);
+}
+
+void ColumnParallelLinear::gather_columns(std::int64_t rows, const std::byte* own, std::byte* y) {
+  const std::int64_t element = size_of(dtype_);
+  Buffer all = place_.device->allocate(rows * outputs_ * element);
+  std::vector<std::int64_t> parts;
+  for (int r = 0; r < place_.tp->size(); ++r)
+    parts.push_back(rows * own_columns(r).size() * element);
+  const Range mine = own_columns(place_.tp->rank());
+  std::copy_n(own, rows * mine.size() * element, all.data() + rows * mine.begin * element);
+  place_.tp->all_gather_v(all.data(), parts);
+  for (int r = 0; r < place_.tp->size(); ++r) {
+    const Range columns = own_columns(r);
+    const std::byte* from = all.data() + rows * columns.begin * element;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::copy_n(from + row * columns.size() * element, columns.size() * element,
+                  y + (row * outputs_ + columns.begin) * element);
+    }
+  }
+}
+
+RowParallelLinear::RowParallelLinear(WeightTensors tensors, const TensorSource& source,
+                                     const Place& place, const LinearOptions& options, Input input,
+                                     Rows output_rows)
+    : outputs_(tensors.outputs),
+      place_(place),
+      dtype_(options.dtype),
+      input_(input),
+      output_rows_(output_rows),
+      plan_(plan_of(tensors, CutAlong::kInputs, place, options)),
+      weights_(tensors, CutAlong::kInputs, source, place, plan_,
+               with_kernel(tensors, CutAlong::kInputs, place, options)),
+      merge_plan_(
+          SumTree(plan_.blocks).local_plan(plan_.runs[static_cast<std::size_t>(place.tp->rank())])),
+      tree_sum_(*place.tp, *place.device, SumTree(plan_.blocks), plan_.runs, tensors.outputs) {
+  if (tensors.bias) {
+    bias_ = load_vector(source, *tensors.bias, outputs_, dtype_, *place.device);
+  }
+}
+
+std::int64_t RowParallelLinear::stack_bytes(std::int64_t rows) const {
+  const std::int64_t slot = rows * round_up(outputs_, kGroup) * size_of(DType::kF32);
+  return std::max(1, merge_plan_.depth) * slot;
+}
+
+std::int64_t RowParallelLinear::workspace_bytes(std::int64_t rows) const {
+  return stack_bytes(rows) + tree_sum_.workspace_bytes(rows, dtype_);
+}
+
+void RowParallelLinear::reserve(std::int64_t rows, std::int64_t tile_rows) {
+  Device& device = *place_.device;
+  for (std::size_t i = 0; i < weights_.count(); ++i) {
+    device.prepare(shape(i), device.storage(dtype_), weights_.kernel(), tile_rows);
+  }
+  const std::int64_t bytes = stack_bytes(rows);
+  if (stack_.bytes() < bytes) stack_ = device.allocate(bytes);
+  tree_sum_.reserve(rows, dtype_);
+}
+
+void RowParallelLinear::begin(std::int64_t rows) {
+  const std::int64_t groups = ceil_div(outputs_, kGroup);
+  // Group by group, so that a slice of columns is one message; whole GEMMs write rows.
+  const bool by_rows = weights_.kernel() == GemmKernel::kLibraryWhole;
+  partials_ = {stack_.as<float>(),
+               rows,
+               groups,
+               by_rows ? groups * kGroup : kGroup,
+               by_rows ? kGroup : rows * kGroup,
+               groups * rows * kGroup};
+  height_ = 0;
+}
+
+void RowParallelLinear::add_block(std::size_t i, const Tiles& h) {
+  const int merges = merge_plan_.merges[i];
+  place_.device->gemm_merge(weights_.at(i).weight, h, partials_, height_, merges);
+  height_ += 1 - merges;
+}
+
+void RowParallelLinear::finish(std::byte* y) {
+  const float* bias = bias_.bytes() > 0 ? bias_.as<float>() : nullptr;
+  if (plan_.reduce == Reduce::kFast) {
+    tree_sum_.sum_by_library(partials_, bias, dtype_, output_rows_, y);
+  } else {
+    tree_sum_.sum(partials_, bias, dtype_, output_rows_, y);
+  }
+}
+
+void RowParallelLinear::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
+  Device& device = *place_.device;
+  const std::int64_t height = tile_height(weights_.kernel(), rows);
+  const Range own = plan_.blocks.columns(plan_.runs[static_cast<std::size_t>(place_.tp->rank())]);
+  const bool whole = input_ == Input::kWhole;
+  const std::int64_t stride = whole ? plan_.blocks.width : own.size();
+  reserve(rows.local, height);
+  begin(rows.local);
+  for (std::size_t i = 0; i < weights_.count(); ++i) {
+    const Range columns = plan_.columns(i);
+    const OwnedTiles h = make_tiles(device, dtype_, rows.local, height, shape(i).padded_inputs());
+    const std::int64_t first = columns.begin - (whole ? 0 : own.begin);
+    device.tile_rows(x + first * size_of(dtype_), stride, dtype_, columns.size(), h.tiles);
+    add_block(i, h.tiles);
+  }
+  finish(y);
+}
+
+ReplicatedLinear::ReplicatedLinear(WeightTensors tensors, const TensorSource& source,
+                                   Device& device, const LinearOptions& options)
+    : alone_(make_self_communicator()),
+      linear_(std::move(tensors), source, {&device, alone_.get()}, options) {}
+
+void ReplicatedLinear::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
+  linear_.forward(x, rows, y);
+}
+
+}  // namespace gatefold

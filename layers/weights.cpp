@@ -1,1 +1,205 @@
-// pending
+#include "layers/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "parallel/agreement.h"
+#include "runtime/error.h"
+
+namespace gatefold {
+namespace {
+
+/// Host memory used while loading: what peak memory may exceed a rank's weights by.
+constexpr std::int64_t kStagingBytes = 8 << 20;
+
+/// Reads logical rows x columns of `ref`, rounded to `dtype`, into out [rows, columns].
+void read_matrix(const TensorSource& source, const TensorRef& ref, Range rows, Range columns,
+                 DType dtype, std::vector<std::byte>& out) {
+  const Range stored{rows.begin + ref.row_offset, rows.end + ref.row_offset};
+  const std::int64_t element = size_of(dtype);
+  out.resize(static_cast<std::size_t>(rows.size() * columns.size() * element));
+  if (!ref.transposed) {
+    read_as(source, ref.name, stored, columns, dtype, out.data());
+    return;
+  }
+  std::vector<std::byte> turned(out.size());
+  read_as(source, ref.name, columns, stored, dtype, turned.data());
+  for (std::int64_t r = 0; r < rows.size(); ++r) {
+    for (std::int64_t c = 0; c < columns.size(); ++c) {
+      std::copy_n(turned.data() + (c * rows.size() + r) * element, element,
+                  out.data() + (r * columns.size() + c) * element);
+    }
+  }
+}
+
+std::vector<float> read_vector(const TensorSource& source, const TensorRef& ref, Range range,
+                               DType dtype) {
+  std::vector<float> values(static_cast<std::size_t>(range.size()));
+  const Range stored{range.begin + ref.row_offset, range.end + ref.row_offset};
+  read_as_float(source, ref.name, {0, 1}, stored, values.data());
+  for (float& value : values) value = round_to(dtype, value);
+  return values;
+}
+
+Buffer to_device(Device& device, const std::vector<float>& values) {
+  const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(float));
+  Buffer buffer = device.allocate(bytes);
+  device.upload(buffer.data(), reinterpret_cast<const std::byte*>(values.data()), bytes);
+  return buffer;
+}
+
+}  // namespace
+
+BlockPlan BlockPlan::make(std::int64_t width, const LinearOptions& options,
+                          const Communicator& tp) {
+  const bool exact = options.reduce == Reduce::kExact;
+  if (exact && tp.size() > options.blocks) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("tp {} is more than {} blocks (a rank owns whole blocks); use --tp {} "
+                            "or less, or --blocks {} or more",
+                            tp.size(), options.blocks, options.blocks, tp.size()));
+  }
+  BlockPlan plan;
+  plan.reduce = options.reduce;
+  plan.blocks = {width, exact ? options.blocks : tp.size()};
+  for (int r = 0; r < tp.size(); ++r) {
+    plan.runs.push_back(owned_blocks(plan.blocks.count, tp.size(), r));
+  }
+  plan.owned = SumTree(plan.blocks).leaves(plan.runs[static_cast<std::size_t>(tp.rank())]);
+  return plan;
+}
+
+WeightShape block_shape(const WeightTensors& tensors, CutAlong cut, Range columns) {
+  if (cut == CutAlong::kOutputs) {
+    return {columns.size(), tensors.inputs, tensors.gate.has_value()};
+  }
+  return {tensors.outputs, columns.size(), false};
+}
+
+BlockWeights::BlockWeights(WeightTensors tensors, CutAlong cut, const TensorSource& source,
+                           const Place& place, const BlockPlan& plan, const LinearOptions& options)
+    : tensors_(std::move(tensors)),
+      cut_(cut),
+      source_(&source),
+      place_(place),
+      plan_(plan),
+      dtype_(options.dtype),
+      kernel_(plan.reduce == Reduce::kFast ? GemmKernel::kLibraryWhole
+                                           : options.kernel.value_or(GemmKernel::kPlain)) {
+  if (options.residency == Residency::kStreamed) return;
+  for (std::size_t i = 0; i < count(); ++i) {
+    resident_.push_back(load(i));
+    place_.tp->progress().tick();
+  }
+}
+
+const BlockWeight& BlockWeights::at(std::size_t i) {
+  if (!resident_.empty()) return resident_[i];
+  if (!streamed_ || streamed_index_ != i) {
+    streamed_.reset();  // the old block goes before the new one comes
+    streamed_ = load(i);
+    streamed_index_ = i;
+  }
+  return *streamed_;
+}
+
+BlockWeight BlockWeights::load(std::size_t i) const {
+  const Range block = plan_.columns(i);
+  const WeightShape shape = block_shape(tensors_, cut_, block);
+  const bool by_outputs = cut_ == CutAlong::kOutputs;
+  const Range rows = by_outputs ? block : Range{0, tensors_.outputs};
+  const Range columns = by_outputs ? Range{0, tensors_.inputs} : block;
+
+  BlockWeight loaded{place_.device->allocate_weight(shape, dtype_, kernel_), {}};
+  if (tensors_.gate) load_rows(loaded.weight, *tensors_.gate, rows, columns, 0);
+  load_rows(loaded.weight, tensors_.matrix, rows, columns, tensors_.gate ? rows.size() : 0);
+  if (by_outputs && (tensors_.bias || tensors_.gate_bias)) loaded.bias = load_bias(rows, shape);
+  return loaded;
+}
+
+/// Streams `rows` of one tensor to the weight's rows from `first_row` on.
+void BlockWeights::load_rows(Weight& weight, const TensorRef& ref, Range rows, Range columns,
+                             std::int64_t first_row) const {
+  const std::int64_t row_bytes = columns.size() * size_of(DType::kF32);
+  // Whole groups at a time, so that packing threads don't share cache lines.
+  const std::int64_t step = std::max(kGroup, kStagingBytes / row_bytes / kGroup * kGroup);
+  std::vector<std::byte> staged;
+  std::vector<std::byte> widened;
+  for (std::int64_t at = rows.begin; at < rows.end; at += step) {
+    const Range part{at, std::min(at + step, rows.end)};
+    read_matrix(*source_, ref, part, columns, dtype_, staged);
+    const std::byte* host = staged.data();
+    if (weight.storage != dtype_) {
+      const std::int64_t n = part.size() * columns.size();
+      widened.resize(static_cast<std::size_t>(n * size_of(weight.storage)));
+      convert(dtype_, staged.data(), weight.storage, widened.data(), n);
+      host = widened.data();
+    }
+    place_.device->store_rows(weight, first_row + at - rows.begin, part.size(), host);
+    place_.tp->progress().tick();
+  }
+}
+
+/// The block's bias in the order of its packed columns, zero where there is none.
+Buffer BlockWeights::load_bias(Range rows, const WeightShape& shape) const {
+  std::vector<float> packed(static_cast<std::size_t>(shape.groups() * kGroup));
+  const auto place = [&](const std::optional<TensorRef>& ref, std::int64_t first_column) {
+    if (!ref) return;
+    const std::vector<float> values = read_vector(*source_, *ref, rows, dtype_);
+    for (std::int64_t i = 0; i < rows.size(); ++i) {
+      const std::int64_t group = i / shape.group_outputs();
+      const std::int64_t column = first_column + i % shape.group_outputs();
+      packed[static_cast<std::size_t>(group * kGroup + column)] =
+          values[static_cast<std::size_t>(i)];
+    }
+  };
+  place(tensors_.gate_bias, 0);
+  place(tensors_.bias, shape.gated ? kGatedGroup : 0);
+  return to_device(*place_.device, packed);
+}
+
+Buffer load_vector(const TensorSource& source, const TensorRef& ref, std::int64_t size, DType dtype,
+                   Device& device) {
+  return to_device(device, read_vector(source, ref, {0, size}, dtype));
+}
+
+KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
+                           const std::vector<WeightShape>& shapes) {
+  require_equal(comm, "the GEMM library", device.library());
+  const DType storage = device.storage(dtype);
+  bool passed = true;
+  std::uint64_t fingerprint = 0;
+  std::string name;
+  for (const WeightShape& shape : shapes) {
+    const SelfCheck check = device.self_check(shape, storage);
+    comm.progress().tick();
+    passed = passed && check.passed;
+    fingerprint = fingerprint * 0x100000001b3U ^ check.fingerprint;
+    name = check.kernel;
+  }
+  if (!all_true(comm, passed)) {
+    return {GemmKernel::kPlain,
+            fmt::format("plain {} kernel (the library's tiles failed the self-check)",
+                        name_of(storage))};
+  }
+  require_equal(comm, "self-check results", fmt::format("{:016x} by {}", fingerprint, name));
+  return {GemmKernel::kLibraryTiles, name};
+}
+
+std::vector<WeightShape> ffn_shapes(const FfnSpec& spec, std::int64_t blocks) {
+  const Blocks cut{spec.intermediate_size, blocks};
+  std::vector<WeightShape> shapes;
+  const auto add = [&shapes](const WeightShape& shape) {
+    if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
+  };
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::int64_t width = cut.columns(b).size();
+    if (width == 0) continue;
+    add({width, spec.hidden_size, spec.gated()});
+    add({spec.hidden_size, width, false});
+  }
+  return shapes;
+}
+
+}  // namespace gatefold

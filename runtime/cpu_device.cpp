@@ -1,1 +1,444 @@
-// pending
+#include <fmt/format.h>
+#include <immintrin.h>
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "runtime/device.h"
+#include "runtime/error.h"
+#include "runtime/gemm_check.h"
+#include "runtime/onednn_gemm.h"
+#include "runtime/row_kernel.h"
+#include "runtime/tensor_source.h"
+
+namespace gatefold {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+constexpr std::int64_t kHugePage = 2 << 20;
+/// A panel of columns that stays in a core's L2 while all tiles pass over it. Part of the
+/// canonical rule: a fixed function of the weight's shape.
+constexpr std::int64_t kPanelBytes = 1 << 20;
+
+std::int64_t panel_groups(const WeightShape& shape, DType storage) {
+  const std::int64_t group_bytes = shape.padded_inputs() * kGroup * size_of(storage);
+  const std::int64_t fitting = std::max<std::int64_t>(1, kPanelBytes / group_bytes);
+  const std::int64_t panels = ceil_div(shape.groups(), fitting);
+  return ceil_div(shape.groups(), panels);
+}
+
+/// Denormals count in every compute thread, whatever the caller's MXCSR says.
+class DenormalsOn {
+ public:
+  DenormalsOn() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~kFlushBits); }
+  ~DenormalsOn() { _mm_setcsr(before_); }
+  DenormalsOn(const DenormalsOn&) = delete;
+  DenormalsOn& operator=(const DenormalsOn&) = delete;
+
+ private:
+  static constexpr unsigned kFlushBits = 0x8040;  // FTZ, DAZ
+  unsigned before_;
+};
+
+void release(std::byte* data, std::int64_t) { std::free(data); }
+
+Buffer allocate_bytes(std::int64_t bytes) {
+  const std::int64_t alignment = bytes >= 2 * kHugePage ? kHugePage : kAlignment;
+  const auto padded =
+      static_cast<std::size_t>(round_up(std::max<std::int64_t>(bytes, 1), kAlignment));
+  void* data = nullptr;
+  if (posix_memalign(&data, static_cast<std::size_t>(alignment), padded) != 0) {
+    throw Error(
+        ExitCode::kOutOfMemory,
+        fmt::format("{} bytes of memory could not be had; use more ranks or fewer tokens", padded));
+  }
+  // Fewer TLB misses when weights stream through; a refusal costs only speed.
+  if (alignment == kHugePage) madvise(data, padded, MADV_HUGEPAGE);
+  return {static_cast<std::byte*>(data), {release, bytes}};
+}
+
+/// The unit of work: some groups of columns for one tile of rows.
+struct Unit {
+  std::int64_t first_group;
+  std::int64_t groups;
+  std::int64_t tile;
+};
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(int threads) : threads_(threads > 0 ? threads : omp_get_max_threads()) {
+    scratch_.resize(static_cast<std::size_t>(threads_));
+  }
+
+  std::string description() const override {
+    return fmt::format("cpu, {} thread{}", threads_, threads_ == 1 ? "" : "s");
+  }
+  std::string library() const override { return OnednnGemm::library(); }
+  DType storage(DType model) const override {
+    return model == DType::kBf16 && OnednnGemm::multiplies_bf16() ? DType::kBf16 : DType::kF32;
+  }
+
+  Buffer allocate(std::int64_t bytes) override { return allocate_bytes(bytes); }
+  void upload(std::byte* out, const std::byte* host, std::int64_t bytes) override {
+    std::memcpy(out, host, static_cast<std::size_t>(bytes));
+  }
+  void download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
+    std::memcpy(host, in, static_cast<std::size_t>(bytes));
+  }
+  void synchronize() override {}
+
+  Weight allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) override;
+  void store_rows(Weight& weight, std::int64_t first_row, std::int64_t rows,
+                  const std::byte* host) override;
+  void prepare(const WeightShape& shape, DType storage, GemmKernel kernel,
+               std::int64_t tile_rows) override;
+  SelfCheck self_check(const WeightShape& shape, DType storage) override;
+
+  void tile_rows(const std::byte* x, std::int64_t x_stride, DType model, std::int64_t columns,
+                 const Tiles& out) override;
+  void untile_rows(const Tiles& in, DType model, std::int64_t columns, std::byte* out,
+                   std::int64_t out_stride) override;
+  void gemm_activation(const Weight& weight, const float* bias, const Activation& activation,
+                       DType model, const Tiles& x, const Tiles& h) override;
+  void gemm_merge(const Weight& weight, const Tiles& h, const Partials& stack, int height,
+                  int merges) override;
+  void sum_roots(const RootSum& sum) override;
+  void ungroup(const std::byte* in, DType dtype, std::int64_t rows, std::int64_t columns,
+               std::byte* out) override;
+
+ private:
+  /// Calls body(i, thread) for i in [0, n), each thread a contiguous part.
+  template <typename Body>
+  void parallel(std::int64_t n, const Body& body) {
+#pragma omp parallel num_threads(threads_)
+    {
+      const DenormalsOn guard;
+      const int thread = omp_get_thread_num();
+#pragma omp for schedule(static)
+      for (std::int64_t i = 0; i < n; ++i) body(i, thread);
+    }
+  }
+
+  OnednnGemm& gemm(const OnednnGemm::Shape& shape, GemmKernel kernel);
+  float* scratch(int thread, std::int64_t floats);
+  template <typename Use>
+  void gemm_units(const Weight& weight, const Tiles& in, const Use& use);
+  void multiply(const Weight& weight, const Tiles& in, const Unit& unit, int thread, float* c);
+  static void merge_rows(const Partials& stack, int height, int merges, std::int64_t first_row,
+                         std::int64_t rows, const Unit& unit, const float* c);
+
+  int threads_;
+  std::vector<Buffer> scratch_;
+  std::map<std::pair<OnednnGemm::Shape, GemmKernel>, std::unique_ptr<OnednnGemm>> gemms_;
+};
+
+Weight CpuDevice::allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) {
+  Weight weight{shape, storage(model), kernel, {}};
+  const std::int64_t bytes =
+      shape.groups() * kGroup * shape.padded_inputs() * size_of(weight.storage);
+  weight.data = allocate(bytes);
+  std::memset(weight.data.data(), 0, static_cast<std::size_t>(bytes));
+  return weight;
+}
+
+/// Writes one row's elements to column `column` of a packed group.
+template <typename Element, std::int64_t kPair>
+void pack_row(const Element* row, std::int64_t inputs, Element* group, std::int64_t column) {
+  const std::int64_t whole = inputs / kPair * kPair;
+  for (std::int64_t k = 0; k < whole; k += kPair) {
+    std::memcpy(group + k * kGroup + column * kPair, row + k, sizeof(Element) * kPair);
+  }
+  for (std::int64_t k = whole; k < inputs; ++k) {
+    group[whole * kGroup + column * kPair + (k - whole)] = row[k];
+  }
+}
+
+void CpuDevice::store_rows(Weight& weight, std::int64_t first_row, std::int64_t rows,
+                           const std::byte* host) {
+  const WeightShape& shape = weight.shape;
+  const std::int64_t group_elements = shape.padded_inputs() * kGroup;
+  // Threads take whole groups' worth of rows, so that two never write the same cache line.
+  const std::int64_t run = shape.group_outputs();
+  const std::int64_t first_run = first_row / run;
+  const std::int64_t runs = ceil_div(first_row + rows, run) - first_run;
+  parallel(runs, [&](std::int64_t i, int) {
+    const std::int64_t begin = std::max(first_row, (first_run + i) * run);
+    const std::int64_t end = std::min(first_row + rows, (first_run + i + 1) * run);
+    for (std::int64_t row = begin; row < end; ++row) {
+      const bool up = shape.gated && row >= shape.outputs;
+      const std::int64_t output = up ? row - shape.outputs : row;
+      const std::int64_t group = output / shape.group_outputs();
+      const std::int64_t column = output % shape.group_outputs() + (up ? kGatedGroup : 0);
+      const std::int64_t source = (row - first_row) * shape.inputs;
+      if (weight.storage == DType::kBf16) {
+        pack_row<std::uint16_t, 2>(
+            reinterpret_cast<const std::uint16_t*>(host) + source, shape.inputs,
+            weight.data.as<std::uint16_t>() + group * group_elements, column);
+      } else {
+        pack_row<float, 1>(reinterpret_cast<const float*>(host) + source, shape.inputs,
+                           weight.data.as<float>() + group * group_elements, column);
+      }
+    }
+  });
+}
+
+OnednnGemm& CpuDevice::gemm(const OnednnGemm::Shape& shape, GemmKernel kernel) {
+  auto& entry = gemms_[{shape, kernel}];
+  if (entry == nullptr) {
+    const bool whole = kernel == GemmKernel::kLibraryWhole;
+    entry = OnednnGemm::create(shape, whole ? 1 : threads_, whole ? threads_ : 1);
+  }
+  if (entry == nullptr) {
+    throw Error(ExitCode::kUnavailable,
+                fmt::format("oneDNN has no packed {} matmul on this CPU; use --reduce exact",
+                            name_of(shape.storage)));
+  }
+  return *entry;
+}
+
+void CpuDevice::prepare(const WeightShape& shape, DType storage, GemmKernel kernel,
+                        std::int64_t tile_rows) {
+  const std::int64_t groups = shape.groups();
+  const bool whole = kernel == GemmKernel::kLibraryWhole;
+  const std::int64_t panel = whole ? groups : panel_groups(shape, storage);
+  if (kernel != GemmKernel::kPlain && (tile_rows > 1 || whole)) {
+    gemm({tile_rows, shape.padded_inputs(), panel * kGroup, storage}, kernel);
+    if (groups % panel != 0) {
+      gemm({tile_rows, shape.padded_inputs(), groups % panel * kGroup, storage}, kernel);
+    }
+  }
+  for (int thread = 0; thread < (whole ? 1 : threads_); ++thread) {
+    scratch(thread, tile_rows * panel * kGroup);
+  }
+}
+
+SelfCheck CpuDevice::self_check(const WeightShape& shape, DType storage) {
+  const std::int64_t panel = panel_groups(shape, storage);
+  SelfCheck result{true, "", 0};
+  for (const std::int64_t columns : {panel * kGroup, shape.groups() % panel * kGroup}) {
+    if (columns == 0) continue;
+    for (const std::int64_t rows : {16, 32, 48, 64}) {
+      const OnednnGemm::Shape tile{rows, shape.padded_inputs(), columns, storage};
+      const auto candidate = OnednnGemm::create(tile, 1, 1);
+      if (candidate == nullptr) return {false, "", 0};
+      const GemmCheck check = check_row_bits(
+          rows, tile.inputs, columns, storage,
+          [&](const std::byte* a, const std::byte* w, float* c) { candidate->run(0, a, w, c); });
+      result.passed = result.passed && check.passed;
+      result.fingerprint = result.fingerprint * 0x100000001b3U ^ check.fingerprint;
+      result.kernel = candidate->implementation();
+    }
+  }
+  return result;
+}
+
+float* CpuDevice::scratch(int thread, std::int64_t floats) {
+  Buffer& buffer = scratch_[static_cast<std::size_t>(thread)];
+  const std::int64_t bytes = floats * size_of(DType::kF32);
+  if (buffer.bytes() < bytes) buffer = allocate(bytes);
+  return buffer.as<float>();
+}
+
+void CpuDevice::tile_rows(const std::byte* x, std::int64_t x_stride, DType model,
+                          std::int64_t columns, const Tiles& out) {
+  const DType kept = storage(model);
+  const std::int64_t in_bytes = x_stride * size_of(model);
+  const std::int64_t out_bytes = out.width * size_of(kept);
+  const std::int64_t used_bytes = columns * size_of(kept);
+  parallel(out.padded_rows(), [&](std::int64_t row, int) {
+    std::byte* to = out.data + row * out_bytes;
+    const std::int64_t used = row < out.rows ? used_bytes : 0;
+    if (used > 0) convert(model, x + row * in_bytes, kept, to, columns);
+    std::memset(to + used, 0, static_cast<std::size_t>(out_bytes - used));
+  });
+}
+
+void CpuDevice::untile_rows(const Tiles& in, DType model, std::int64_t columns, std::byte* out,
+                            std::int64_t out_stride) {
+  const DType kept = storage(model);
+  parallel(in.rows, [&](std::int64_t row, int) {
+    convert(kept, in.data + row * in.width * size_of(kept), model,
+            out + row * out_stride * size_of(model), columns);
+  });
+}
+
+/// Multiplies one tile by one panel into c [tile_rows, groups*64].
+void CpuDevice::multiply(const Weight& weight, const Tiles& in, const Unit& unit, int thread,
+                         float* c) {
+  const std::int64_t inputs = weight.shape.padded_inputs();
+  const std::int64_t columns = unit.groups * kGroup;
+  const std::int64_t element = size_of(weight.storage);
+  const std::byte* a = in.data + unit.tile * in.tile_rows * inputs * element;
+  const std::byte* w = weight.data.data() + unit.first_group * kGroup * inputs * element;
+  const bool library = weight.kernel == GemmKernel::kLibraryWhole ||
+                       (weight.kernel == GemmKernel::kLibraryTiles && in.tile_rows > 1);
+  if (library) {
+    gemms_.at({{in.tile_rows, inputs, columns, weight.storage}, weight.kernel})
+        ->run(weight.kernel == GemmKernel::kLibraryWhole ? 0 : thread, a, w, c);
+  } else {
+    plain_gemm(weight.storage, a, in.tile_rows, inputs, w, unit.groups, c, columns);
+  }
+}
+
+/// Panels outer, tiles inner: a panel of the weight is read from memory once.
+template <typename Use>
+void CpuDevice::gemm_units(const Weight& weight, const Tiles& in, const Use& use) {
+  const std::int64_t groups = weight.shape.groups();
+  if (in.rows == 0) return;
+  if (weight.kernel == GemmKernel::kLibraryWhole) {
+    const Unit all{0, groups, 0};
+    const DenormalsOn guard;
+    float* c = scratch(0, in.tile_rows * groups * kGroup);
+    multiply(weight, in, all, 0, c);
+    // The library used all threads; what follows is shared out by groups of columns.
+    parallel(groups, [&](std::int64_t group, int) {
+      use(Unit{group, 1, 0}, c + group * kGroup, groups * kGroup);
+    });
+    return;
+  }
+  const std::int64_t panel = in.tile_rows == 1 ? 1 : panel_groups(weight.shape, weight.storage);
+  const std::int64_t tiles = in.count();
+  parallel(ceil_div(groups, panel) * tiles, [&](std::int64_t i, int thread) {
+    const std::int64_t first = i / tiles * panel;
+    const Unit unit{first, std::min(panel, groups - first), i % tiles};
+    float* c = scratch(thread, in.tile_rows * panel * kGroup);
+    multiply(weight, in, unit, thread, c);
+    use(unit, c, unit.groups * kGroup);
+  });
+}
+
+void CpuDevice::gemm_activation(const Weight& weight, const float* bias,
+                                const Activation& activation, DType model, const Tiles& x,
+                                const Tiles& h) {
+  const std::int64_t element = size_of(weight.storage);
+  gemm_units(weight, x, [&](const Unit& unit, const float* c, std::int64_t ldc) {
+    const std::int64_t first_output = unit.first_group * weight.shape.group_outputs();
+    const std::int64_t first_row = unit.tile * h.tile_rows;
+    ActivationRows rows;
+    rows.c = c;
+    rows.rows = h.tile_rows;
+    rows.ld = ldc;
+    rows.groups = unit.groups;
+    rows.bias = bias == nullptr ? nullptr : bias + unit.first_group * kGroup;
+    rows.h = h.data + (first_row * h.width + first_output) * element;
+    rows.h_ld = h.width;
+    rows.valid = weight.shape.outputs - first_output;
+    rows.model = model;
+    rows.storage = weight.storage;
+    activate_rows(activation, rows);
+  });
+}
+
+/// slot[height - merges] = the top `merges` values and this one, added in tree order.
+void CpuDevice::merge_rows(const Partials& stack, int height, int merges, std::int64_t first_row,
+                           std::int64_t rows, const Unit& unit, const float* c) {
+  const std::int64_t ldc = unit.groups * kGroup;
+  for (std::int64_t g = 0; g < unit.groups; ++g) {
+    float* target = stack.at(height - merges, unit.first_group + g) + first_row * stack.row_stride;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float* own = c + r * ldc + g * kGroup;
+      std::array<float, kGroup> sum;
+      std::copy_n(own, kGroup, sum.begin());
+      for (int m = 1; m <= merges; ++m) {
+        const float* lower =
+            stack.at(height - m, unit.first_group + g) + (first_row + r) * stack.row_stride;
+        for (std::size_t i = 0; i < kGroup; ++i) sum[i] = lower[i] + sum[i];
+      }
+      std::copy_n(sum.begin(), kGroup, target + r * stack.row_stride);
+    }
+  }
+}
+
+void CpuDevice::gemm_merge(const Weight& weight, const Tiles& h, const Partials& stack, int height,
+                           int merges) {
+  if (weight.kernel == GemmKernel::kLibraryWhole) {  // one root, made in place
+    const DenormalsOn guard;
+    if (h.rows > 0) multiply(weight, h, {0, weight.shape.groups(), 0}, 0, stack.data);
+    return;
+  }
+  gemm_units(weight, h, [&](const Unit& unit, const float* c, std::int64_t) {
+    const std::int64_t first_row = unit.tile * h.tile_rows;
+    const std::int64_t rows = std::min(h.tile_rows, h.rows - first_row);
+    merge_rows(stack, height, merges, first_row, rows, unit, c);
+  });
+}
+
+namespace {
+
+void store(DType dtype, float value, std::byte* out, std::int64_t index) {
+  switch (dtype) {
+    case DType::kBf16: reinterpret_cast<std::uint16_t*>(out)[index] = float_to_bf16(value); break;
+    case DType::kF16: reinterpret_cast<std::uint16_t*>(out)[index] = float_to_f16(value); break;
+    case DType::kF32: reinterpret_cast<float*>(out)[index] = canonical_nan(value); break;
+  }
+}
+
+constexpr int kMaxDepth = 64;
+using Columns = std::array<float, kGroup>;
+
+/// Evaluates the merge plan for 64 columns of one row.
+Columns add_roots(const RootSum& sum, std::int64_t offset) {
+  std::array<Columns, kMaxDepth> stack;
+  std::size_t height = 0;
+  for (std::size_t leaf = 0; leaf < sum.roots.size(); ++leaf) {
+    std::copy_n(sum.roots[leaf] + offset, kGroup, stack[height].begin());
+    ++height;
+    for (int m = 0; m < sum.plan->merges[leaf]; ++m) {
+      --height;
+      for (std::size_t i = 0; i < kGroup; ++i) {
+        stack[height - 1][i] = stack[height - 1][i] + stack[height][i];
+      }
+    }
+  }
+  return stack[0];
+}
+
+}  // namespace
+
+void CpuDevice::sum_roots(const RootSum& sum) {
+  parallel(sum.groups * sum.rows, [&](std::int64_t i, int) {
+    const std::int64_t group = i / sum.rows;
+    const std::int64_t row = i % sum.rows;
+    Columns value = add_roots(sum, group * sum.group_stride + row * sum.row_stride);
+    const std::int64_t valid = std::min(kGroup, sum.columns - group * kGroup);
+    if (sum.bias != nullptr) {
+      for (std::int64_t c = 0; c < valid; ++c) {
+        auto& element = value[static_cast<std::size_t>(c)];
+        element = element + sum.bias[group * kGroup + c];
+      }
+    }
+    const std::int64_t first = group * sum.out_group_stride + row * sum.out_row_stride;
+    for (std::int64_t c = 0; c < valid; ++c) {
+      store(sum.dtype, value[static_cast<std::size_t>(c)], sum.out, first + c);
+    }
+  });
+}
+
+void CpuDevice::ungroup(const std::byte* in, DType dtype, std::int64_t rows, std::int64_t columns,
+                        std::byte* out) {
+  const std::int64_t element = size_of(dtype);
+  parallel(rows, [&](std::int64_t row, int) {
+    for (std::int64_t first = 0; first < columns; first += kGroup) {
+      const std::int64_t n = std::min(kGroup, columns - first);
+      const std::int64_t from = (first * rows + row * kGroup) * element;
+      std::memcpy(out + (row * columns + first) * element, in + from,
+                  static_cast<std::size_t>(n * element));
+    }
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Device> make_cpu_device(int threads) {
+  return std::make_unique<CpuDevice>(threads);
+}
+
+}  // namespace gatefold

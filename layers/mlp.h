@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+
+#include "layers/ffn_spec.h"
+#include "layers/linear.h"
+
+namespace gatefold {
+
+struct MlpOptions {
+  LinearOptions linear;
+  /// Scattered: rank r of the tensor-parallel group brings, or gets, even_part(rows, tp, r).
+  Rows input_rows = Rows::kReplicated;
+  Rows output_rows = Rows::kReplicated;
+};
+
+/// One dense feed-forward layer, y = down(act(gate(x)) · up(x)), over a tensor-parallel group.
+class Mlp {
+ public:
+  /// Loads this rank's blocks from `source` (which must outlive a streamed layer). Collective over
+  /// place.tp. Throws Error 64, 65, 66, 71.
+  Mlp(const FfnSpec& spec, const TensorSource& source, const Place& place,
+      const MlpOptions& options);
+
+  /// Bytes of working memory that forward() needs for `rows`, beside the weights.
+  std::int64_t workspace_bytes(const RowCount& rows) const;
+  /// Allocates them: after this, forward() with no more rows allocates nothing.
+  void reserve(const RowCount& rows);
+
+  /// x [rows.local, H] → y [rows.local, H], dense, in the options' dtype (scattered: this rank's
+  /// rows of them). rows.global is the row count of the whole batch over all groups. Collective.
+  void forward(const std::byte* x, const RowCount& rows, std::byte* y);
+
+ private:
+  void forward_chunk(const std::byte* x, std::int64_t rows, std::int64_t height, std::byte* y);
+  std::int64_t chunk_rows(const RowCount& rows) const;
+  std::int64_t widest_block() const;
+
+  std::int64_t hidden_;
+  Place place_;
+  MlpOptions options_;
+  MergedColumnParallelLinear gate_up_;
+  RowParallelLinear down_;
+  Buffer gathered_x_;
+  Buffer x_tiles_;
+  Buffer h_tiles_;
+};
+
+}  // namespace gatefold

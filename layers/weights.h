@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "layers/ffn_spec.h"
+#include "parallel/communicator.h"
+#include "runtime/canonical.h"
+#include "runtime/device.h"
+#include "runtime/tensor_source.h"
+
+namespace gatefold {
+
+/// How sums over ranks are made.
+enum class Reduce {
+  kExact,  // the canonical tree: the same bits for every number of ranks
+  kFast,   // whole GEMMs and the library's own all-reduce
+};
+
+/// Keep all owned weights on the device, or load each block when it is needed and drop it.
+enum class Residency { kResident, kStreamed };
+
+struct LinearOptions {
+  DType dtype = DType::kBf16;  // of inputs and outputs
+  std::int64_t blocks = 8;     // V
+  Reduce reduce = Reduce::kExact;
+  Residency residency = Residency::kResident;
+  /// Chosen by choose_kernel(); unset: the layer's constructor runs the self-check itself.
+  std::optional<GemmKernel> kernel;
+};
+
+/// Where a layer runs.
+struct Place {
+  Device* device = nullptr;
+  Communicator* tp = nullptr;
+};
+
+/// Which blocks there are and whose they are: the canonical ones, or one per rank in fast mode.
+struct BlockPlan {
+  Blocks blocks;
+  std::vector<Range> runs;          // the blocks of each rank of the group
+  std::vector<std::int64_t> owned;  // this rank's non-empty blocks, in order
+  Reduce reduce = Reduce::kExact;
+
+  /// `width` is the side that is cut. Throws Error 64 where the group has more ranks than blocks.
+  static BlockPlan make(std::int64_t width, const LinearOptions& options, const Communicator& tp);
+  Range columns(std::size_t i) const { return blocks.columns(owned[i]); }
+};
+
+/// Which side of a weight [out, in] is cut into blocks.
+enum class CutAlong { kOutputs, kInputs };
+
+/// A matrix [outputs, inputs] with its bias; gated layers have gate's beside up's.
+struct WeightTensors {
+  std::int64_t outputs = 0;
+  std::int64_t inputs = 0;
+  TensorRef matrix;
+  std::optional<TensorRef> bias;
+  std::optional<TensorRef> gate;
+  std::optional<TensorRef> gate_bias;
+};
+
+struct BlockWeight {
+  Weight weight;
+  Buffer bias;  // fp32 in the order of packed columns; empty if there is none
+  const float* bias_data() const { return bias.bytes() > 0 ? bias.as<float>() : nullptr; }
+};
+
+/// The shape of block `columns` of these tensors.
+WeightShape block_shape(const WeightTensors& tensors, CutAlong cut, Range columns);
+
+/// This rank's blocks of one layer's weight. Reads just their bytes, a few megabytes at a time.
+class BlockWeights {
+ public:
+  /// `source` must outlive streamed weights. Biases are loaded for CutAlong::kOutputs only: a
+  /// row-parallel bias is added once, after the sum. Throws Error 65, 66, 71.
+  BlockWeights(WeightTensors tensors, CutAlong cut, const TensorSource& source, const Place& place,
+               const BlockPlan& plan, const LinearOptions& options);
+
+  std::size_t count() const { return plan_.owned.size(); }
+  WeightShape shape(std::size_t i) const { return block_shape(tensors_, cut_, plan_.columns(i)); }
+  const BlockWeight& at(std::size_t i);
+  GemmKernel kernel() const { return kernel_; }
+
+ private:
+  BlockWeight load(std::size_t i) const;
+  void load_rows(Weight& weight, const TensorRef& ref, Range rows, Range columns,
+                 std::int64_t first_row) const;
+  Buffer load_bias(Range rows, const WeightShape& shape) const;
+
+  WeightTensors tensors_;
+  CutAlong cut_;
+  const TensorSource* source_;
+  Place place_;
+  BlockPlan plan_;
+  DType dtype_;
+  GemmKernel kernel_;
+  std::vector<BlockWeight> resident_;
+  std::optional<BlockWeight> streamed_;
+  std::size_t streamed_index_ = 0;
+};
+
+/// A bias [ref rows] as fp32 on the device, rounded to `dtype` first.
+Buffer load_vector(const TensorSource& source, const TensorRef& ref, std::int64_t size, DType dtype,
+                   Device& device);
+
+/// Runs the start-up self-check of `shapes` on all ranks of `comm` and says which kernel all use:
+/// the library's tiles, or our plain one where the check failed on any rank. Collective.
+/// Throws Error 64 where ranks have different libraries or get different bits.
+struct KernelChoice {
+  GemmKernel kernel = GemmKernel::kPlain;
+  std::string name;  // for the report's header
+};
+KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
+                           const std::vector<WeightShape>& shapes);
+
+/// The distinct block shapes of a dense FFN of H = hidden, I = intermediate, over all ranks.
+std::vector<WeightShape> ffn_shapes(const FfnSpec& spec, std::int64_t blocks);
+
+}  // namespace gatefold

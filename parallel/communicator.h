@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "parallel/progress.h"
+
+namespace gatefold {
+
+/// Bytes that go to, or come from, one peer. Messages between two ranks match in the order in
+/// which both list them; empty ones are skipped by both sides.
+struct Transfer {
+  int peer = 0;
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+};
+
+/// What the ranks of a group do together. Collective: every rank of the group makes the same calls
+/// in the same order. Waits have a deadline: Error 75 when a peer doesn't answer, 70 when the
+/// library reports an error. After either the group can't be used any more.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// For the header of a report: "Open MPI 4.1.4", "self".
+  virtual std::string description() const = 0;
+
+  /// Sends and receives any number of pieces at once (all-to-all-v). A piece for the own rank is
+  /// copied to the own rank's matching receive. The caller knows that sizes match.
+  virtual void exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) = 0;
+  /// Part r of `all`, parts[r] bytes behind each other, comes from rank r; the own part is in
+  /// place.
+  virtual void all_gather_v(std::byte* all, std::span<const std::int64_t> parts) = 0;
+  virtual void broadcast(std::byte* data, std::int64_t bytes, int root) = 0;
+  virtual void barrier() = 0;
+
+  /// The library's own sums, in an order of its choosing: for --reduce fast and to measure against.
+  virtual void all_reduce(float* data, std::int64_t count) = 0;
+
+  /// Collective. Ranks of equal `color` form a group, ordered by rank in this one.
+  virtual std::unique_ptr<Communicator> split(int color) = 0;
+
+  /// What this rank is doing, for the watchdog and for messages.
+  Progress& progress() const { return *progress_; }
+
+ protected:
+  Communicator(int rank, int size, Progress* progress)
+      : rank_(rank), size_(size), progress_(progress) {}
+
+ private:
+  int rank_;
+  int size_;
+  Progress* progress_;
+};
+
+/// The group of one: what a single-device run uses.
+std::unique_ptr<Communicator> make_self_communicator();
+
+/// Gathers one small value of a trivially copyable type from every rank, in rank order.
+template <typename T>
+void all_gather(Communicator& comm, std::span<T> values) {
+  const std::int64_t each = static_cast<std::int64_t>(sizeof(T));
+  const std::vector<std::int64_t> parts(static_cast<std::size_t>(comm.size()), each);
+  comm.all_gather_v(reinterpret_cast<std::byte*>(values.data()), parts);
+}
+
+}  // namespace gatefold

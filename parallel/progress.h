@@ -1,0 +1,27 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace gatefold {
+
+/// A rank's sign of life: the phase it is in and a count that grows as work gets done. Deadlines
+/// measure the lack of progress, not the length of a phase.
+class Progress {
+ public:
+  /// `phase` must outlive this object: a string literal.
+  void enter(const char* phase) {
+    phase_.store(phase, std::memory_order_relaxed);
+    tick();
+  }
+  void tick() { ticks_.fetch_add(1, std::memory_order_relaxed); }
+
+  const char* phase() const { return phase_.load(std::memory_order_relaxed); }
+  std::uint64_t ticks() const { return ticks_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<const char*> phase_{"start"};
+  std::atomic<std::uint64_t> ticks_{0};
+};
+
+}  // namespace gatefold

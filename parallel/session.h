@@ -1,0 +1,41 @@
+#pragma once
+
+#include <memory>
+
+#include "parallel/communicator.h"
+
+namespace gatefold {
+
+/// MPI for the length of a program: initialises it, watches over it, finalises it.
+/// While a session lives, SIGTERM prints the phase and ends the process with 143, and a watchdog
+/// thread ends the job with 75 when this rank makes no progress for longer than the timeout.
+class Session {
+ public:
+  /// Throws Error 70 where MPI can't be started.
+  Session(int* argc, char*** argv);
+  /// Finalises MPI; collective.
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  /// All processes of the job. Its waits have the timeout given to start().
+  Communicator& world() const;
+
+  /// Starts the watchdog and makes world(). Call once, before anything else. Collective.
+  /// Throws Error 64 where the launcher started several processes and each is a world of its own.
+  void start(double timeout_seconds);
+
+  /// Ends the whole job at once with `code`: for faults that peers can't be told of.
+  [[noreturn]] static void abort_job(int code);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// How many processes the launcher started, by the environment; 0 if it doesn't say. The first set
+/// of OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_STEP_NUM_TASKS; never SLURM_NTASKS, which a batch shell
+/// has too.
+int launched_processes();
+
+}  // namespace gatefold

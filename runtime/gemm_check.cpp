@@ -1,0 +1,87 @@
+#include "runtime/gemm_check.h"
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace gatefold {
+namespace {
+
+std::uint64_t next(std::uint64_t& state) {  // splitmix64
+  std::uint64_t z = (state += 0x9e3779b97f4a7c15U);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+  return z ^ (z >> 31);
+}
+
+/// Values in (-1, 1) of many magnitudes, so that a change of order shows in the bits.
+void fill(std::vector<std::byte>& bytes, DType storage, std::uint64_t seed) {
+  std::uint64_t state = seed;
+  const std::size_t n = bytes.size() / static_cast<std::size_t>(size_of(storage));
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint64_t r = next(state);
+    float value = (static_cast<float>(r >> 40) * 0x1p-23F - 1.0F);
+    if ((r & 7U) == 0) value *= 0x1p-8F;
+    if (storage == DType::kBf16) {
+      const std::uint16_t bits = float_to_bf16(value);
+      std::memcpy(bytes.data() + 2 * i, &bits, 2);
+    } else {
+      std::memcpy(bytes.data() + 4 * i, &value, 4);
+    }
+  }
+}
+
+}  // namespace
+
+GemmCheck check_row_bits(std::int64_t rows, std::int64_t inputs, std::int64_t columns,
+                         DType storage, const TileGemm& gemm) {
+  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  const std::size_t row_bytes = size(inputs * size_of(storage));
+  std::vector<std::byte> tile(size(rows) * row_bytes);
+  std::vector<std::byte> weight(size(inputs * columns * size_of(storage)));
+  fill(tile, storage, 1);
+  fill(weight, storage, 2);
+
+  std::vector<float> first(size(rows * columns));
+  std::vector<float> again(first.size());
+  const std::size_t result_row = size(columns) * sizeof(float);
+  gemm(tile.data(), weight.data(), first.data());
+
+  const auto same_row = [&](std::int64_t of_first, std::int64_t of_again) {
+    return std::memcmp(first.data() + of_first * columns, again.data() + of_again * columns,
+                       result_row) == 0;
+  };
+
+  GemmCheck check{true, 0xcbf29ce484222325U};
+  // Row r moves to place (r + shift) mod rows; shift 0 is the repeat.
+  for (const std::int64_t shift :
+       {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, rows / 2, rows - 1}) {
+    std::vector<std::byte> moved(tile.size());
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::memcpy(moved.data() + size((r + shift) % rows) * row_bytes,
+                  tile.data() + size(r) * row_bytes, row_bytes);
+    }
+    gemm(moved.data(), weight.data(), again.data());
+    for (std::int64_t r = 0; r < rows; ++r) {
+      check.passed = check.passed && same_row(r, (r + shift) % rows);
+    }
+  }
+  // One row keeps its place while all others become zeros, NaN, or other values.
+  for (int content = 0; content < 3; ++content) {
+    for (const std::int64_t kept : {std::int64_t{0}, rows / 2, rows - 1}) {
+      std::vector<std::byte> other(tile.size());
+      if (content == 1) std::memset(other.data(), 0xff, other.size());
+      if (content == 2) fill(other, storage, 3);
+      std::memcpy(other.data() + size(kept) * row_bytes, tile.data() + size(kept) * row_bytes,
+                  row_bytes);
+      gemm(other.data(), weight.data(), again.data());
+      check.passed = check.passed && same_row(kept, kept);
+    }
+  }
+  for (const float value : first) {
+    check.fingerprint = (check.fingerprint ^ std::bit_cast<std::uint32_t>(value)) * 0x100000001b3U;
+  }
+  return check;
+}
+
+}  // namespace gatefold
