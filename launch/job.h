@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,53 +16,91 @@
 
 namespace gatefold {
 
-/// Seams that a caller may put something of its own into: the fault tests do, to prove that
-/// verification can fail. All empty in the program itself.
+/// Places where a test may put something of its own between the parts, to prove that verification
+/// can fail. All empty in the program itself.
 struct Seams {
-  std::function<std::unique_ptr<TensorSource>(std::unique_ptr<TensorSource>, const FfnSpec&,
-                                              const BlockPlan&, int rank)>
+  /// Around the weights of the distributed layer; `columns` are this rank's of the width I.
+  std::function<std::unique_ptr<TensorSource>(const TensorSource&, const FfnSpec&, Range columns,
+                                              int rank)>
       wrap_source;
-  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> wrap_tp;
-  std::function<void(std::vector<std::byte>& y, DType dtype, int rank, int ranks)> after_forward;
+  std::function<std::unique_ptr<Communicator>(Communicator&)> wrap_tp;
+  std::function<void(std::vector<std::byte>& y, int rank, int ranks)> after_forward;
   std::function<bool(int rank)> fail_self_check;
 };
 
 /// Input tokens, the same on every rank.
 struct TokenBatch {
-  std::vector<std::byte> x;  // [tokens, H] in `dtype`
+  std::vector<std::byte> x;  // [tokens, hidden] in `dtype`
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;
   DType dtype = DType::kF32;
-  std::int64_t nan_rows = 0;
-  std::int64_t first_nan_row = -1;
+  std::string description;
+  std::vector<std::int64_t> nan_rows;
 
+  /// Rows as fp32, [rows.size(), hidden].
   std::vector<float> as_float(Range rows) const;
+  const std::byte* row(std::int64_t index) const { return x.data() + index * row_bytes(); }
+  std::int64_t row_bytes() const { return hidden * size_of(dtype); }
 };
 
-/// Everything that verify, run, bench and inspect set up in the same way from the options: the
-/// model, the grid, the device. Each step is agreed between ranks.
-struct Job {
-  Job(const Options& options, Communicator& world, const Seams& seams = {});
+/// What verify, run, bench and inspect set up in the same way from the options: the model, the
+/// grid, the device. Every step is agreed between ranks: all go on, or all throw the same Error.
+class Job {
+ public:
+  /// Collective over `world`, which must outlive the job.
+  Job(const Options& options, Communicator& world, Seams seams = {});
 
-  Options options;
-  Communicator* world = nullptr;
-  Seams seams;
-  ModelConfig config;
-  std::unique_ptr<TensorSource> source;
-  DType dtype = DType::kF32;
-  std::vector<std::int64_t> layers;
-  std::unique_ptr<Grid> grid;
-  std::unique_ptr<Device> device;
+  const Options& options() const { return options_; }
+  const Seams& seams() const { return seams_; }
+  Communicator& world() const { return *world_; }
+  Communicator& tp() const { return wrapped_tp_ ? *wrapped_tp_ : grid_->tp(); }
+  const Grid& grid() const { return *grid_; }
+  Device& device() const { return *device_; }
+  const ModelConfig& config() const { return config_; }
+  const TensorSource& source() const { return *source_; }
+  DType dtype() const { return dtype_; }
+  const std::vector<std::int64_t>& layers() const { return layers_; }
 
-  /// Layer `layer` as it lies in the source. Agreed.
+  /// Layer `layer` as it lies in the source, checked against it.
   FfnSpec layer_spec(std::int64_t layer) const;
-  /// --input, or --tokens seeded ones of width `hidden`. Agreed.
+  /// --input, or --tokens seeded ones of width `hidden`.
   TokenBatch tokens(std::int64_t hidden) const;
-  /// The kernel that all ranks use for this layer. Collective.
+  /// The tokens of this rank's dp group.
+  Range own_tokens(std::int64_t tokens) const;
+  /// The kernel that all ranks use for this layer's canonical tiles.
   KernelChoice kernel(const FfnSpec& spec) const;
+  MlpOptions mlp_options(const KernelChoice& kernel) const;
+  /// Which columns of the width I this rank owns.
+  Range own_columns(const FfnSpec& spec) const;
   /// A report with the header that every command shows.
   Report report() const;
+
+ private:
+  void read_config();
+  void make_grid();
+  void open_source();
+
+  Options options_;
+  Communicator* world_;
+  Seams seams_;
+  ModelConfig config_;
+  std::unique_ptr<TensorSource> source_;
+  DType dtype_ = DType::kF32;
+  std::vector<std::int64_t> layers_;
+  std::unique_ptr<Grid> grid_;
+  std::unique_ptr<Communicator> wrapped_tp_;
+  std::unique_ptr<Device> device_;
 };
+
+/// Rank 0 prints the report (the notes after the rows alone with --quiet) and writes --json and
+/// --csv. Agreed: a file that can't be written is an Error 74 on all ranks. Collective.
+void publish(const Job& job, const Report& report);
+/// --dry-run: prints what would run and which rank owns which blocks, columns and tokens; returns
+/// the exit code. Collective.
+int print_plan(const Job& job, Report& report);
+
+/// FNV-1a, 64 bits: the fingerprint of an output.
+std::uint64_t fingerprint(std::span<const std::byte> bytes);
 
 /// The commands. Each returns the exit code of a finished job; errors are thrown. Collective.
 int verify(Job& job);

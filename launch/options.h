@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct Options {
   CommKind comm = CommKind::kAuto;
   Reduce reduce = Reduce::kExact;
   std::int64_t blocks = 8;
+  std::int64_t threads = 0;  // per rank; 0: OpenMP's choice
   std::uint64_t seed = 0;
   double timeout = 300;
 
@@ -63,11 +65,15 @@ struct Options {
 /// What parse_options() decided when there is nothing to run.
 struct ParseResult {
   std::optional<Options> options;
-  std::string text;   // help, version, or the error in one line
+  std::string text;   // help, version, or the error in one line, without "gatefold: "
   int exit_code = 0;  // 0 for help and version, 64 for errors
 };
 
-/// Reads the command line. Never exits, never prints.
+/// "verify", "make-model", …
+std::string_view name_of(Command command);
+
+/// Reads the command line. Strict: every value must be whole and in range, an option counts once
+/// (--set may come again), and what a command doesn't use is refused. Never exits, never prints.
 ParseResult parse_options(int argc, const char* const* argv);
 
 }  // namespace gatefold

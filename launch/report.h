@@ -37,6 +37,8 @@ class Report {
   void options(std::vector<std::pair<std::string, std::string>> echo);
 
   std::string text() const;
+  /// The notes after the rows alone.
+  std::string closing_text() const;
   std::string json() const;
   std::string csv() const;
 

@@ -1,1 +1,313 @@
-// pending
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "launch/job.h"
+#include "layers/reference.h"
+#include "parallel/agreement.h"
+
+namespace gatefold {
+namespace {
+
+/// More tokens than this are checked against float64 by a sample of this many.
+constexpr std::int64_t kSampledTokens = 64;
+
+/// One wrong element, for the line that names it.
+struct Spot {
+  std::int64_t token = std::numeric_limits<std::int64_t>::max();
+  std::int64_t column = 0;
+  std::int64_t rank = 0;
+  double found = 0;
+  double expected = 0;
+};
+
+struct Comparison {
+  std::int64_t wrong = 0;  // elements
+  std::int64_t bits = 0;   // that differ in them
+  double worst = 0;        // largest |error| ÷ bound, float64 only
+  Spot first;
+};
+
+double element(const std::byte* row, DType dtype, std::int64_t column) {
+  float value = 0;
+  convert(dtype, row + column * size_of(dtype), DType::kF32, reinterpret_cast<std::byte*>(&value),
+          1);
+  return value;
+}
+
+std::int64_t differing_bits(const std::byte* a, const std::byte* b, std::int64_t bytes) {
+  std::int64_t bits = 0;
+  for (std::int64_t i = 0; i < bytes; ++i)
+    bits += std::popcount(std::to_integer<unsigned>(a[i] ^ b[i]));
+  return bits;
+}
+
+/// Passes each read on and tells the waiting peers that the root is alive.
+class BeatingSource final : public TensorSource {
+ public:
+  BeatingSource(const TensorSource& inner, const std::function<void()>& beat)
+      : inner_(inner), beat_(beat) {}
+  std::optional<TensorInfo> find(const std::string& name) const override {
+    return inner_.find(name);
+  }
+  void read(const std::string& name, Range rows, Range cols, std::byte* out) const override {
+    beat_();
+    inner_.read(name, rows, cols, out);
+  }
+  std::string description() const override { return inner_.description(); }
+
+ private:
+  const TensorSource& inner_;
+  const std::function<void()>& beat_;
+};
+
+/// One layer's verification on this rank.
+class LayerCheck {
+ public:
+  LayerCheck(Job& job, std::int64_t layer)
+      : job_(job),
+        spec_(job.layer_spec(layer)),
+        batch_(job.tokens(spec_.hidden_size)),
+        own_(job.own_tokens(batch_.tokens)),
+        kernel_(job.kernel(spec_)) {}
+
+  const FfnSpec& spec() const { return spec_; }
+  const TokenBatch& batch() const { return batch_; }
+  const KernelChoice& kernel() const { return kernel_; }
+  std::span<const std::byte> one_device() const { return one_device_; }
+
+  void run_distributed();
+  void run_one_device();
+  Comparison compare_bits() const;
+  Comparison compare_float64() const;
+  /// Elements of y, on any rank, that are NaN.
+  Comparison find_nan() const;
+  std::int64_t sampled_tokens() const { return static_cast<std::int64_t>(sample().size()); }
+
+ private:
+  std::vector<std::int64_t> sample() const;
+  std::vector<float> rows_as_float(const std::vector<std::int64_t>& rows) const;
+  const std::byte* own_row(std::int64_t token) const {
+    return own_y_.data() + (token - own_.begin) * batch_.row_bytes();
+  }
+  /// The same on all ranks: counts added, the worst kept, the first place in token order.
+  Comparison agreed(const Comparison& mine) const;
+
+  Job& job_;
+  FfnSpec spec_;
+  TokenBatch batch_;
+  Range own_;
+  KernelChoice kernel_;
+  std::vector<std::byte> own_y_;       // this rank's copy of its group's rows
+  std::vector<std::byte> one_device_;  // [tokens, H]
+};
+
+void LayerCheck::run_distributed() {
+  Communicator& world = job_.world();
+  world.progress().enter("loading weights");
+  std::unique_ptr<TensorSource> wrapped;
+  if (job_.seams().wrap_source) {
+    wrapped = job_.seams().wrap_source(job_.source(), spec_, job_.own_columns(spec_),
+                                       job_.grid().tp().rank());
+  }
+  const TensorSource& source = wrapped ? *wrapped : job_.source();
+  const RowCount rows{own_.size(), batch_.tokens};
+  std::optional<Mlp> mlp;
+  run_agreed(world, [&] {
+    mlp.emplace(spec_, source, Place{&job_.device(), &job_.tp()}, job_.mlp_options(kernel_));
+    mlp->reserve(rows);
+    own_y_.assign(static_cast<std::size_t>(own_.size() * batch_.row_bytes()), std::byte{0xff});
+  });
+  world.progress().enter("the distributed forward pass");
+  mlp->forward(batch_.row(own_.begin), rows, own_y_.data());
+  if (job_.seams().after_forward) job_.seams().after_forward(own_y_, world.rank(), world.size());
+}
+
+/// The same code in a world of one, weights streamed block by block, on rank 0.
+void LayerCheck::run_one_device() {
+  Communicator& world = job_.world();
+  world.progress().enter("the one-device pass");
+  one_device_.assign(batch_.x.size(), std::byte{0});
+  while_root_works(world, 0, [&](const std::function<void()>& beat) {
+    const BeatingSource source(job_.source(), beat);
+    const auto alone = make_self_communicator();
+    MlpOptions options = job_.mlp_options(kernel_);
+    options.linear.reduce = Reduce::kExact;
+    options.linear.residency = Residency::kStreamed;
+    Mlp mlp(spec_, source, {&job_.device(), alone.get()}, options);
+    mlp.forward(batch_.x.data(), {batch_.tokens, batch_.tokens}, one_device_.data());
+  });
+  world.broadcast(one_device_.data(), static_cast<std::int64_t>(one_device_.size()), 0);
+}
+
+Comparison LayerCheck::agreed(const Comparison& mine) const {
+  std::vector<Comparison> all(static_cast<std::size_t>(job_.world().size()));
+  all[static_cast<std::size_t>(job_.world().rank())] = mine;
+  all_gather<Comparison>(job_.world(), all);
+  Comparison total;
+  for (const Comparison& one : all) {
+    total.wrong += one.wrong;
+    total.bits += one.bits;
+    total.worst = std::max(total.worst, one.worst);
+    if (one.first.token < total.first.token) total.first = one.first;
+  }
+  return total;
+}
+
+Comparison LayerCheck::compare_bits() const {
+  Comparison mine;
+  const std::int64_t size = size_of(batch_.dtype);
+  for (std::int64_t t = own_.begin; t < own_.end; ++t) {
+    const std::byte* found = own_row(t);
+    const std::byte* expected = one_device_.data() + t * batch_.row_bytes();
+    for (std::int64_t c = 0; c < batch_.hidden; ++c) {
+      const std::int64_t bits = differing_bits(found + c * size, expected + c * size, size);
+      if (bits == 0) continue;
+      mine.bits += bits;
+      if (mine.wrong++ > 0) continue;
+      mine.first = {t, c, job_.world().rank(), element(found, batch_.dtype, c),
+                    element(expected, batch_.dtype, c)};
+    }
+  }
+  return agreed(mine);
+}
+
+Comparison LayerCheck::find_nan() const {
+  Comparison mine;
+  for (std::int64_t t = own_.begin; t < own_.end; ++t) {
+    for (std::int64_t c = 0; c < batch_.hidden; ++c) {
+      const double value = element(own_row(t), batch_.dtype, c);
+      if (!std::isnan(value) || mine.wrong++ > 0) continue;
+      mine.first = {t, c, job_.world().rank(), value, 0};
+    }
+  }
+  return agreed(mine);
+}
+
+/// All tokens, or as many as are checked, spread by a fixed generator over the batch.
+std::vector<std::int64_t> LayerCheck::sample() const {
+  std::vector<std::int64_t> tokens;
+  const std::int64_t n = std::min(batch_.tokens, kSampledTokens);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Range stratum = even_part(batch_.tokens, n, i);
+    const auto jump = static_cast<std::int64_t>(
+        (job_.options().seed + static_cast<std::uint64_t>(i)) * 0x9e3779b97f4a7c15U >> 33);
+    tokens.push_back(stratum.begin + jump % stratum.size());
+  }
+  return tokens;
+}
+
+std::vector<float> LayerCheck::rows_as_float(const std::vector<std::int64_t>& rows) const {
+  std::vector<float> values;
+  for (const std::int64_t t : rows) {
+    const std::vector<float> row = batch_.as_float({t, t + 1});
+    values.insert(values.end(), row.begin(), row.end());
+  }
+  return values;
+}
+
+/// Rows are dealt over the ranks that hold them; each judges its own copy.
+Comparison LayerCheck::compare_float64() const {
+  Communicator& world = job_.world();
+  world.progress().enter("the float64 reference");
+  std::vector<std::int64_t> rows;
+  std::int64_t dealt = 0;
+  for (const std::int64_t t : sample()) {
+    if (own_.contains(t) && dealt++ % job_.grid().tp().size() == job_.grid().tp().rank()) {
+      rows.push_back(t);
+    }
+  }
+  Comparison mine;
+  run_agreed(world, [&] {
+    if (rows.empty()) return;
+    const std::function<void()> beat = [&world] { world.progress().tick(); };
+    const BeatingSource source(job_.source(), beat);
+    const ReferenceResult reference = reference_ffn(
+        spec_, source, batch_.dtype, rows_as_float(rows), static_cast<std::int64_t>(rows.size()));
+    for (std::size_t i = 0; i < reference.y.size(); ++i) {
+      const std::int64_t t = rows[i / static_cast<std::size_t>(batch_.hidden)];
+      const std::int64_t c = static_cast<std::int64_t>(i) % batch_.hidden;
+      const double found = element(own_row(t), batch_.dtype, c);
+      const double ratio = std::abs(found - reference.y[i]) / reference.bound[i];
+      if (ratio <= 1) {
+        mine.worst = std::max(mine.worst, ratio);
+        continue;
+      }
+      const bool same_infinity = std::isinf(found) && found == reference.y[i];
+      const bool unbounded = std::isinf(reference.bound[i]) && !std::isnan(found);
+      if (same_infinity || unbounded) continue;
+      mine.worst =
+          std::isnan(ratio) ? std::numeric_limits<double>::infinity() : std::max(mine.worst, ratio);
+      if (mine.wrong++ == 0) mine.first = {t, c, world.rank(), found, reference.y[i]};
+    }
+  });
+  return agreed(mine);
+}
+
+void explain(Report& report, std::int64_t layer, const char* what, const Comparison& comparison) {
+  if (comparison.wrong == 0) return;
+  const Spot& at = comparison.first;
+  report.note(fmt::format(
+      "layer {}: {} in {} values, first at token {}, column {} on rank {}: {:.9g} "
+      "instead of {:.9g}",
+      layer, what, comparison.wrong, at.token, at.column, at.rank, at.found, at.expected));
+}
+
+/// Checks one layer, adds its row; the number of wrong values.
+std::int64_t check_layer(Job& job, std::int64_t layer, Report& report) {
+  LayerCheck check(job, layer);
+  check.run_distributed();
+  check.run_one_device();
+  const Comparison bits = check.compare_bits();
+  const Comparison nan = check.find_nan();
+  const Comparison float64 = check.compare_float64();
+
+  const bool exact = job.options().reduce == Reduce::kExact;
+  const std::int64_t tokens = check.batch().tokens;
+  const std::int64_t wrong =
+      (exact ? bits.wrong : 0) + nan.wrong + float64.wrong + (tokens == 0 ? 1 : 0);
+  const FfnSpec& spec = check.spec();
+  report.row({Cell::of(static_cast<double>(layer), fmt::format("{}", layer)),
+              Cell::of(spec.gated() ? "dense, gated" : "dense, plain"),
+              Cell::of(fmt::format("{}x{}", spec.hidden_size, spec.intermediate_size)),
+              Cell::of(static_cast<double>(tokens), fmt::format("{}", tokens)),
+              Cell::of(static_cast<double>(bits.bits), fmt::format("{}", bits.bits)),
+              Cell::of(static_cast<double>(check.sampled_tokens()),
+                       fmt::format("{}", check.sampled_tokens())),
+              Cell::of(float64.worst, fmt::format("{:.3f}", float64.worst)),
+              Cell::of(fmt::format("{:016x}", fingerprint(check.one_device()))),
+              Cell::of(wrong == 0 ? "OK" : "FAILED")});
+  explain(report, layer, exact ? "other bits than one device" : "(allowed) other bits", bits);
+  explain(report, layer, "NaN", nan);
+  explain(report, layer, "outside the float64 bound", float64);
+  if (tokens == 0) report.note(fmt::format("layer {}: no tokens (nothing was verified)", layer));
+  return wrong;
+}
+
+}  // namespace
+
+int verify(Job& job) {
+  Report report = job.report();
+  report.columns({{"layer", "", "layer"},
+                  {"kind", "", "kind"},
+                  {"HxI", "", "shape"},
+                  {"tokens", "", "tokens"},
+                  {"differing", "bits", "differing_bits"},
+                  {"float64", "tokens", "float64_tokens"},
+                  {"err/bound", "max", "max_error_over_bound"},
+                  {"fingerprint", "", "fingerprint"},
+                  {"verdict", "", "verdict"}});
+  if (job.options().dry_run) return print_plan(job, report);
+  std::int64_t wrong = 0;
+  for (const std::int64_t layer : job.layers()) wrong += check_layer(job, layer, report);
+  report.note(fmt::format("Out of bounds values : {} {}", wrong, wrong == 0 ? "OK" : "FAILED"));
+  publish(job, report);
+  return static_cast<int>(wrong == 0 ? ExitCode::kOk : ExitCode::kVerificationFailed);
+}
+
+}  // namespace gatefold

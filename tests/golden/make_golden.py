@@ -25,7 +25,7 @@ import transformers as tf
 from safetensors.torch import save_file
 
 SEED = 20260
-TOKENS, HIDDEN, INTER, LAYERS = 13, 48, 80, 2
+TOKENS, HIDDEN, INTER, LAYERS = 11, 48, 80, 2
 TOLERANCE = 1e-5  # of max|y|
 
 # Small vocabulary and heads keep the files small; the FFN sizes are what matters.
