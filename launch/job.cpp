@@ -128,7 +128,13 @@ void Job::read_config() {
 void Job::make_grid() {
   const bool exact = options_.reduce == Reduce::kExact;
   const std::int64_t most = exact ? options_.blocks : world_->size();
-  const std::int64_t tp = options_.tp > 0 ? options_.tp : default_tp(world_->size(), most);
+  // inspect shows the plan of any --tp, and make-model needs none: both run on the ranks there are.
+  const bool shares = options_.command != Command::kInspect &&
+                      options_.command != Command::kMakeModel;
+  const bool fits = world_->size() % std::max<std::int64_t>(1, options_.tp) == 0;
+  const std::int64_t tp = options_.tp > 0 && (shares || fits)
+                              ? options_.tp
+                              : default_tp(world_->size(), most);
   run_agreed(*world_, [&] {
     if (tp <= most) return;
     throw Error(ExitCode::kUsage,

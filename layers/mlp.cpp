@@ -94,16 +94,21 @@ void Mlp::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
   const std::int64_t chunk = chunk_rows(rows);
   for (std::int64_t first = 0; first < rows.local; first += chunk) {
     const std::int64_t n = std::min(chunk, rows.local - first);
-    forward_chunk(x + first * row_bytes, n, height, y + first * row_bytes);
+    const Tiles tiles{nullptr, n, height, 0, rows.global <= height};
+    forward_chunk(x + first * row_bytes, tiles, y + first * row_bytes);
   }
 }
 
-void Mlp::forward_chunk(const std::byte* x, std::int64_t rows, std::int64_t height, std::byte* y) {
-  const Tiles x_tiles{x_tiles_.data(), rows, height, round_up(hidden_, kInnerStep)};
+void Mlp::forward_chunk(const std::byte* x, const Tiles& chunk, std::byte* y) {
+  Tiles x_tiles = chunk;
+  x_tiles.data = x_tiles_.data();
+  x_tiles.width = round_up(hidden_, kInnerStep);
   place_.device->tile_rows(x, hidden_, options_.linear.dtype, hidden_, x_tiles);
-  down_.begin(rows);
+  down_.begin(chunk.rows);
   for (std::size_t block = 0; block < gate_up_.blocks(); ++block) {
-    const Tiles h{h_tiles_.data(), rows, height, gate_up_.shape(block).padded_outputs()};
+    Tiles h = chunk;
+    h.data = h_tiles_.data();
+    h.width = gate_up_.shape(block).padded_outputs();
     gate_up_.forward_block(block, x_tiles, h);
     down_.add_block(block, h);
     place_.tp->progress().tick();

@@ -32,7 +32,8 @@ class Mlp {
   void forward(const std::byte* x, const RowCount& rows, std::byte* y);
 
  private:
-  void forward_chunk(const std::byte* x, std::int64_t rows, std::int64_t height, std::byte* y);
+  /// `chunk` says how many rows there are and how they are tiled.
+  void forward_chunk(const std::byte* x, const Tiles& chunk, std::byte* y);
   std::int64_t chunk_rows(const RowCount& rows) const;
   std::int64_t widest_block() const;
 

@@ -168,23 +168,27 @@ KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
                            const std::vector<WeightShape>& shapes, bool trust_library) {
   require_equal(comm, "the GEMM library", device.library());
   const DType storage = device.storage(dtype);
-  bool passed = trust_library;
+  bool rows = trust_library;
+  bool columns = true;
   std::uint64_t fingerprint = 0;
   std::string name;
   for (const WeightShape& shape : shapes) {
     const SelfCheck check = device.self_check(shape, storage);
     comm.progress().tick();
-    passed = passed && check.passed;
+    rows = rows && check.rows;
+    columns = columns && check.columns;
     fingerprint = fingerprint * 0x100000001b3U ^ check.fingerprint;
     name = check.kernel;
   }
-  if (!all_true(comm, passed)) {
+  if (!all_true(comm, rows)) {
     return {GemmKernel::kPlain,
             fmt::format("plain {} kernel (the library's tiles failed the self-check)",
                         name_of(storage))};
   }
+  const bool any_width = all_true(comm, columns);
   require_equal(comm, "self-check results", fmt::format("{:016x} by {}", fingerprint, name));
-  return {GemmKernel::kLibraryTiles, name};
+  if (any_width) return {GemmKernel::kLibraryTiles, name};
+  return {GemmKernel::kLibraryPanels, name + ", panels of one width"};
 }
 
 std::vector<WeightShape> ffn_shapes(const FfnSpec& spec, std::int64_t blocks) {

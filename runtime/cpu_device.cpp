@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
+#include <set>
 #include <vector>
 
 #include "runtime/device.h"
@@ -24,15 +24,35 @@ namespace {
 
 constexpr std::int64_t kAlignment = 256;
 constexpr std::int64_t kHugePage = 2 << 20;
-/// A panel of columns that stays in a core's L2 while all tiles pass over it. Part of the
-/// canonical rule: a fixed function of the weight's shape.
+/// A panel of columns that stays in a core's L2 while all tiles pass over it.
 constexpr std::int64_t kPanelBytes = 1 << 20;
+/// A batch of one tile reads each panel once; wide ones are then faster. oneDNN 2.6 cuts the inner
+/// dimension, and so changes bits, somewhere between 4 and 5.5 MB of weights.
+constexpr std::int64_t kAlonePanelBytes = 4 << 20;
 
-std::int64_t panel_groups(const WeightShape& shape, DType storage) {
+std::int64_t groups_in(std::int64_t bytes, const WeightShape& shape, DType storage) {
   const std::int64_t group_bytes = shape.padded_inputs() * kGroup * size_of(storage);
-  const std::int64_t fitting = std::max<std::int64_t>(1, kPanelBytes / group_bytes);
-  const std::int64_t panels = ceil_div(shape.groups(), fitting);
-  return ceil_div(shape.groups(), panels);
+  const std::int64_t fitting = std::clamp<std::int64_t>(bytes / group_bytes, 1, shape.groups());
+  // Panels of one size, as far as they go.
+  return ceil_div(shape.groups(), ceil_div(shape.groups(), fitting));
+}
+
+/// How many groups of columns one tile GEMM takes. No bit depends on it where the self-check has
+/// found all the widths that can occur to agree; else (kLibraryPanels) there is just one width.
+std::int64_t panel_groups(const WeightShape& shape, DType storage, bool alone, int threads) {
+  if (!alone) return groups_in(kPanelBytes, shape, storage);
+  return std::min(groups_in(kAlonePanelBytes, shape, storage), ceil_div(shape.groups(), threads));
+}
+
+/// The widths in columns that tile GEMMs on this weight may have.
+std::set<std::int64_t> tile_columns(const WeightShape& shape, DType storage, int threads) {
+  std::set<std::int64_t> columns;
+  for (const bool alone : {false, true}) {
+    const std::int64_t panel = panel_groups(shape, storage, alone, threads);
+    columns.insert(panel * kGroup);
+    if (shape.groups() % panel != 0) columns.insert(shape.groups() % panel * kGroup);
+  }
+  return columns;
 }
 
 /// Denormals count in every compute thread, whatever the caller's MXCSR says.
@@ -65,12 +85,16 @@ Buffer allocate_bytes(std::int64_t bytes) {
   return {static_cast<std::byte*>(data), {release, bytes}};
 }
 
-/// The unit of work: some groups of columns for one tile of rows.
+/// The unit of work: some groups of columns for some rows, as a rule one tile.
 struct Unit {
   std::int64_t first_group;
   std::int64_t groups;
-  std::int64_t tile;
+  std::int64_t first_row;
+  std::int64_t rows;
 };
+
+/// Rows that are activated together after a whole GEMM.
+constexpr std::int64_t kWholeStep = 16;
 
 class CpuDevice final : public Device {
  public:
@@ -127,17 +151,18 @@ class CpuDevice final : public Device {
     }
   }
 
-  OnednnGemm& gemm(const OnednnGemm::Shape& shape, GemmKernel kernel);
+  OnednnGemm& gemm(const OnednnGemm::Shape& shape, bool whole);
   float* scratch(int thread, std::int64_t floats);
   template <typename Use>
   void gemm_units(const Weight& weight, const Tiles& in, const Use& use);
   void multiply(const Weight& weight, const Tiles& in, const Unit& unit, int thread, float* c);
-  static void merge_rows(const Partials& stack, int height, int merges, std::int64_t first_row,
-                         std::int64_t rows, const Unit& unit, const float* c);
+  static void merge_rows(const Partials& stack, int height, int merges, const Unit& unit,
+                         const float* c);
 
   int threads_;
   std::vector<Buffer> scratch_;
-  std::map<std::pair<OnednnGemm::Shape, GemmKernel>, std::unique_ptr<OnednnGemm>> gemms_;
+  /// Keyed by shape and whether it uses all threads.
+  std::map<std::pair<OnednnGemm::Shape, bool>, std::unique_ptr<OnednnGemm>> gemms_;
 };
 
 Weight CpuDevice::allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) {
@@ -190,10 +215,9 @@ void CpuDevice::store_rows(Weight& weight, std::int64_t first_row, std::int64_t 
   });
 }
 
-OnednnGemm& CpuDevice::gemm(const OnednnGemm::Shape& shape, GemmKernel kernel) {
-  auto& entry = gemms_[{shape, kernel}];
+OnednnGemm& CpuDevice::gemm(const OnednnGemm::Shape& shape, bool whole) {
+  auto& entry = gemms_[{shape, whole}];
   if (entry == nullptr) {
-    const bool whole = kernel == GemmKernel::kLibraryWhole;
     entry = OnednnGemm::create(shape, whole ? 1 : threads_, whole ? threads_ : 1);
   }
   if (entry == nullptr) {
@@ -206,35 +230,48 @@ OnednnGemm& CpuDevice::gemm(const OnednnGemm::Shape& shape, GemmKernel kernel) {
 
 void CpuDevice::prepare(const WeightShape& shape, DType storage, GemmKernel kernel,
                         std::int64_t tile_rows) {
-  const std::int64_t groups = shape.groups();
+  const std::int64_t inputs = shape.padded_inputs();
+  const std::int64_t all_columns = shape.groups() * kGroup;
   const bool whole = kernel == GemmKernel::kLibraryWhole;
-  const std::int64_t panel = whole ? groups : panel_groups(shape, storage);
-  if (kernel != GemmKernel::kPlain && (tile_rows > 1 || whole)) {
-    gemm({tile_rows, shape.padded_inputs(), panel * kGroup, storage}, kernel);
-    if (groups % panel != 0) {
-      gemm({tile_rows, shape.padded_inputs(), groups % panel * kGroup, storage}, kernel);
+  if (whole) gemm({tile_rows, inputs, all_columns, storage}, true);
+  std::int64_t widest = whole ? all_columns : 0;
+  if (!whole) {
+    for (const std::int64_t columns : tile_columns(shape, storage, threads_)) {
+      widest = std::max(widest, columns);
+      if (kernel == GemmKernel::kPlain || tile_rows == 1) continue;
+      gemm({tile_rows, inputs, columns, storage}, false);
     }
   }
   for (int thread = 0; thread < (whole ? 1 : threads_); ++thread) {
-    scratch(thread, tile_rows * panel * kGroup);
+    scratch(thread, tile_rows * widest);
   }
 }
 
 SelfCheck CpuDevice::self_check(const WeightShape& shape, DType storage) {
-  const std::int64_t panel = panel_groups(shape, storage);
-  SelfCheck result{true, "", 0};
-  for (const std::int64_t columns : {panel * kGroup, shape.groups() % panel * kGroup}) {
-    if (columns == 0) continue;
-    for (const std::int64_t rows : {16, 32, 48, 64}) {
-      const OnednnGemm::Shape tile{rows, shape.padded_inputs(), columns, storage};
-      const auto candidate = OnednnGemm::create(tile, 1, 1);
-      if (candidate == nullptr) return {false, "", 0};
-      const GemmCheck check = check_row_bits(
-          rows, tile.inputs, columns, storage,
-          [&](const std::byte* a, const std::byte* w, float* c) { candidate->run(0, a, w, c); });
-      result.passed = result.passed && check.passed;
-      result.fingerprint = result.fingerprint * 0x100000001b3U ^ check.fingerprint;
-      result.kernel = candidate->implementation();
+  const std::int64_t inputs = shape.padded_inputs();
+  const std::set<std::int64_t> widths = tile_columns(shape, storage, threads_);
+  // The same on every rank, whatever its thread count: where the fingerprint comes from.
+  const std::int64_t base = groups_in(kPanelBytes, shape, storage) * kGroup;
+  const auto runner = [](OnednnGemm& gemm) {
+    return [&gemm](const std::byte* a, const std::byte* w, float* c) { gemm.run(0, a, w, c); };
+  };
+  SelfCheck result{true, true, "", 0};
+  for (const std::int64_t rows : {16, 32, 48, 64}) {
+    const auto own = OnednnGemm::create({rows, inputs, base, storage}, 1, 1);
+    if (own == nullptr) return {false, false, "", 0};
+    const GemmCheck check = check_row_bits(rows, inputs, base, storage, runner(*own));
+    result.rows = result.rows && check.passed;
+    result.fingerprint = result.fingerprint * 0x100000001b3U ^ check.fingerprint;
+    result.kernel = own->implementation();
+    for (const std::int64_t columns : widths) {
+      if (columns == base) continue;
+      const auto other = OnednnGemm::create({rows, inputs, columns, storage}, 1, 1);
+      if (other == nullptr) return {false, false, "", 0};
+      const bool wider = columns > base;
+      result.columns =
+          result.columns &&
+          check_column_bits(rows, inputs, std::max(base, columns), std::min(base, columns), storage,
+                            runner(wider ? *other : *own), runner(wider ? *own : *other));
     }
   }
   return result;
@@ -276,13 +313,14 @@ void CpuDevice::multiply(const Weight& weight, const Tiles& in, const Unit& unit
   const std::int64_t inputs = weight.shape.padded_inputs();
   const std::int64_t columns = unit.groups * kGroup;
   const std::int64_t element = size_of(weight.storage);
-  const std::byte* a = in.data + unit.tile * in.tile_rows * inputs * element;
+  const std::byte* a = in.data + unit.first_row * inputs * element;
   const std::byte* w = weight.data.data() + unit.first_group * kGroup * inputs * element;
-  const bool library = weight.kernel == GemmKernel::kLibraryWhole ||
-                       (weight.kernel == GemmKernel::kLibraryTiles && in.tile_rows > 1);
-  if (library) {
-    gemms_.at({{in.tile_rows, inputs, columns, weight.storage}, weight.kernel})
-        ->run(weight.kernel == GemmKernel::kLibraryWhole ? 0 : thread, a, w, c);
+  const bool whole = weight.kernel == GemmKernel::kLibraryWhole;
+  // One row is our own kernel's in any case: the library takes twice its time.
+  const bool plain = weight.kernel == GemmKernel::kPlain || in.tile_rows == 1;
+  if (whole || !plain) {
+    gemms_.at({{in.tile_rows, inputs, columns, weight.storage}, whole})
+        ->run(whole ? 0 : thread, a, w, c);
   } else {
     plain_gemm(weight.storage, a, in.tile_rows, inputs, w, unit.groups, c, columns);
   }
@@ -294,21 +332,24 @@ void CpuDevice::gemm_units(const Weight& weight, const Tiles& in, const Use& use
   const std::int64_t groups = weight.shape.groups();
   if (in.rows == 0) return;
   if (weight.kernel == GemmKernel::kLibraryWhole) {
-    const Unit all{0, groups, 0};
     const DenormalsOn guard;
-    float* c = scratch(0, in.tile_rows * groups * kGroup);
-    multiply(weight, in, all, 0, c);
-    // The library used all threads; what follows is shared out by groups of columns.
-    parallel(groups, [&](std::int64_t group, int) {
-      use(Unit{group, 1, 0}, c + group * kGroup, groups * kGroup);
+    const std::int64_t ldc = groups * kGroup;
+    float* c = scratch(0, in.tile_rows * ldc);
+    multiply(weight, in, {0, groups, 0, in.rows}, 0, c);
+    // The library used all threads; what follows is shared out by rows.
+    parallel(ceil_div(in.rows, kWholeStep), [&](std::int64_t i, int) {
+      const std::int64_t first = i * kWholeStep;
+      use(Unit{0, groups, first, std::min(kWholeStep, in.rows - first)}, c + first * ldc, ldc);
     });
     return;
   }
-  const std::int64_t panel = in.tile_rows == 1 ? 1 : panel_groups(weight.shape, weight.storage);
+  const bool wide = in.alone && weight.kernel != GemmKernel::kLibraryPanels;
+  const std::int64_t panel =
+      in.tile_rows == 1 ? 1 : panel_groups(weight.shape, weight.storage, wide, threads_);
   const std::int64_t tiles = in.count();
   parallel(ceil_div(groups, panel) * tiles, [&](std::int64_t i, int thread) {
     const std::int64_t first = i / tiles * panel;
-    const Unit unit{first, std::min(panel, groups - first), i % tiles};
+    const Unit unit{first, std::min(panel, groups - first), i % tiles * in.tile_rows, in.tile_rows};
     float* c = scratch(thread, in.tile_rows * panel * kGroup);
     multiply(weight, in, unit, thread, c);
     use(unit, c, unit.groups * kGroup);
@@ -321,14 +362,13 @@ void CpuDevice::gemm_activation(const Weight& weight, const float* bias,
   const std::int64_t element = size_of(weight.storage);
   gemm_units(weight, x, [&](const Unit& unit, const float* c, std::int64_t ldc) {
     const std::int64_t first_output = unit.first_group * weight.shape.group_outputs();
-    const std::int64_t first_row = unit.tile * h.tile_rows;
     ActivationRows rows;
     rows.c = c;
-    rows.rows = h.tile_rows;
+    rows.rows = unit.rows;
     rows.ld = ldc;
     rows.groups = unit.groups;
     rows.bias = bias == nullptr ? nullptr : bias + unit.first_group * kGroup;
-    rows.h = h.data + (first_row * h.width + first_output) * element;
+    rows.h = h.data + (unit.first_row * h.width + first_output) * element;
     rows.h_ld = h.width;
     rows.valid = weight.shape.outputs - first_output;
     rows.model = model;
@@ -338,18 +378,19 @@ void CpuDevice::gemm_activation(const Weight& weight, const float* bias,
 }
 
 /// slot[height - merges] = the top `merges` values and this one, added in tree order.
-void CpuDevice::merge_rows(const Partials& stack, int height, int merges, std::int64_t first_row,
-                           std::int64_t rows, const Unit& unit, const float* c) {
+void CpuDevice::merge_rows(const Partials& stack, int height, int merges, const Unit& unit,
+                           const float* c) {
   const std::int64_t ldc = unit.groups * kGroup;
   for (std::int64_t g = 0; g < unit.groups; ++g) {
-    float* target = stack.at(height - merges, unit.first_group + g) + first_row * stack.row_stride;
-    for (std::int64_t r = 0; r < rows; ++r) {
+    float* target =
+        stack.at(height - merges, unit.first_group + g) + unit.first_row * stack.row_stride;
+    for (std::int64_t r = 0; r < unit.rows; ++r) {
       const float* own = c + r * ldc + g * kGroup;
       std::array<float, kGroup> sum;
       std::copy_n(own, kGroup, sum.begin());
       for (int m = 1; m <= merges; ++m) {
         const float* lower =
-            stack.at(height - m, unit.first_group + g) + (first_row + r) * stack.row_stride;
+            stack.at(height - m, unit.first_group + g) + (unit.first_row + r) * stack.row_stride;
         for (std::size_t i = 0; i < kGroup; ++i) sum[i] = lower[i] + sum[i];
       }
       std::copy_n(sum.begin(), kGroup, target + r * stack.row_stride);
@@ -361,13 +402,13 @@ void CpuDevice::gemm_merge(const Weight& weight, const Tiles& h, const Partials&
                            int merges) {
   if (weight.kernel == GemmKernel::kLibraryWhole) {  // one root, made in place
     const DenormalsOn guard;
-    if (h.rows > 0) multiply(weight, h, {0, weight.shape.groups(), 0}, 0, stack.data);
+    if (h.rows > 0) multiply(weight, h, {0, weight.shape.groups(), 0, h.rows}, 0, stack.data);
     return;
   }
   gemm_units(weight, h, [&](const Unit& unit, const float* c, std::int64_t) {
-    const std::int64_t first_row = unit.tile * h.tile_rows;
-    const std::int64_t rows = std::min(h.tile_rows, h.rows - first_row);
-    merge_rows(stack, height, merges, first_row, rows, unit, c);
+    Unit valid = unit;
+    valid.rows = std::min(unit.rows, h.rows - unit.first_row);
+    merge_rows(stack, height, merges, valid, c);
   });
 }
 

@@ -44,10 +44,13 @@ class Buffer {
   std::unique_ptr<std::byte, BufferRelease> data_;
 };
 
-/// Who multiplies: the vendor's library tile by tile, our own plain kernel (slower, the order of
-/// its sums is in its source), or the library over all rows at once (fast mode: bits may depend on
-/// the shape of the call).
-enum class GemmKernel { kLibraryTiles, kPlain, kLibraryWhole };
+/// Who multiplies.
+enum class GemmKernel {
+  kLibraryTiles,   // the vendor's library, tile by tile, any number of columns a call
+  kLibraryPanels,  // the same, always the same number of columns a call
+  kPlain,          // our own kernel: slower; the order of its sums is in its source
+  kLibraryWhole,   // the library over all rows at once: bits depend on the shape of the call
+};
 
 /// A weight [outputs, inputs] as layers see it. Gated: rows 0 … outputs-1 are the gate's and
 /// rows outputs … 2*outputs-1 the up projection's; a layer's output has `outputs` columns.
@@ -81,6 +84,7 @@ struct Tiles {
   std::int64_t rows = 0;
   std::int64_t tile_rows = 1;
   std::int64_t width = 0;
+  bool alone = false;  // the batch, over all ranks, has just this one tile
 
   std::int64_t count() const { return ceil_div(rows, tile_rows); }
   std::int64_t padded_rows() const { return count() * tile_rows; }
@@ -119,7 +123,8 @@ struct RootSum {
 
 /// What a start-up self-check of a GEMM found.
 struct SelfCheck {
-  bool passed = false;
+  bool rows = false;     // a row's bits depend on nothing but the row
+  bool columns = false;  // nor on how many columns a call has
   std::string kernel;             // the implementation's name
   std::uint64_t fingerprint = 0;  // of the results: equal on all ranks, or they must not mix
 };

@@ -84,4 +84,26 @@ GemmCheck check_row_bits(std::int64_t rows, std::int64_t inputs, std::int64_t co
   return check;
 }
 
+bool check_column_bits(std::int64_t rows, std::int64_t inputs, std::int64_t columns,
+                       std::int64_t piece, DType storage, const TileGemm& whole,
+                       const TileGemm& part) {
+  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  std::vector<std::byte> tile(size(rows * inputs * size_of(storage)));
+  std::vector<std::byte> weight(size(inputs * columns * size_of(storage)));
+  fill(tile, storage, 4);
+  fill(weight, storage, 5);
+  std::vector<float> at_once(size(rows * columns));
+  std::vector<float> cut(size(rows * piece));
+  whole(tile.data(), weight.data(), at_once.data());
+  bool same = true;
+  for (std::int64_t first = 0; first + piece <= columns; first += piece) {
+    part(tile.data(), weight.data() + first * inputs * size_of(storage), cut.data());
+    for (std::int64_t r = 0; r < rows; ++r) {
+      same = same && std::memcmp(cut.data() + r * piece, at_once.data() + r * columns + first,
+                                 size(piece) * sizeof(float)) == 0;
+    }
+  }
+  return same;
+}
+
 }  // namespace gatefold

@@ -13,7 +13,7 @@ struct GemmCheck {
   std::uint64_t fingerprint = 0;
 };
 
-/// c [rows, columns] = a [rows, inputs] · w, one tile.
+/// c [rows, columns] = a [rows, inputs] · w, one tile of packed weights, of fixed rows and columns.
 using TileGemm = std::function<void(const std::byte* a, const std::byte* w, float* c)>;
 
 /// Does a row's result depend on anything but the row? Puts the same rows in every place of the
@@ -21,5 +21,12 @@ using TileGemm = std::function<void(const std::byte* a, const std::byte* w, floa
 /// or the kernel can't be used for canonical sums. Values are seeded.
 GemmCheck check_row_bits(std::int64_t rows, std::int64_t inputs, std::int64_t columns,
                          DType storage, const TileGemm& gemm);
+
+/// Does a column's result depend on how many columns a call has? Multiplies the same tile by the
+/// first `columns` columns at once and in pieces of `piece`: all bits equal, or only one width may
+/// ever be used. `whole` takes `columns` columns, `part` takes `piece` of them.
+bool check_column_bits(std::int64_t rows, std::int64_t inputs, std::int64_t columns,
+                       std::int64_t piece, DType storage, const TileGemm& whole,
+                       const TileGemm& part);
 
 }  // namespace gatefold

@@ -15,6 +15,9 @@ using Words = std::uint32_t __attribute__((vector_size(64)));
 constexpr int kLanes = 16;
 constexpr int kVectors = static_cast<int>(kGroup) / kLanes;
 constexpr std::int64_t kVectorBytes = sizeof(Floats);
+/// Weights are fetched this many bytes before they are used: one row has too little arithmetic to
+/// hide memory's latency behind. Past the end of a weight a prefetch does nothing.
+constexpr std::int64_t kAhead = 2048;
 
 template <typename Vector>
 [[gnu::always_inline]] inline void load(Vector& value, const std::byte* from) {
@@ -30,6 +33,7 @@ template <int kRows>
   for (std::int64_t k = 0; k < inputs; k += 2) {
     const std::byte* at = w + k * kGroup * 2;
     for (int v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(at + kAhead + v * kVectorBytes);
       Words pair;
       load(pair, at + v * kVectorBytes);
       const auto even = reinterpret_cast<Floats>(pair << 16);
@@ -50,6 +54,7 @@ template <int kRows>
   for (std::int64_t k = 0; k < inputs; ++k) {
     const std::byte* at = w + k * kGroup * 4;
     for (int v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(at + kAhead + v * kVectorBytes);
       Floats weight;
       load(weight, at + v * kVectorBytes);
       for (int r = 0; r < kRows; ++r) sum[r][v] += weight * a[r * inputs + k];
