@@ -14,8 +14,8 @@ namespace gatefold {
 
 /// A Hugging Face config.json, read as far as feed-forward layers need it.
 struct ModelConfig {
-  std::string path;           // of the file, for messages
-  std::string model_type;     // of the text model, a row of the family table
+  std::string path;        // of the file, for messages
+  std::string model_type;  // of the text model, a row of the family table
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;
   std::int64_t num_layers = 0;
@@ -23,25 +23,29 @@ struct ModelConfig {
   DType dtype = DType::kF32;    // dtype or torch_dtype; f32 where neither is there
   Activation activation;
   bool bias = false;
-  bool swish_beta = false;    // the layer has a learnable beta tensor
-  std::string canonical_text;   // the resolved config as JSON text: equal on all ranks, or an error
+  bool swish_beta = false;  // the layer has a learnable beta tensor
+  // The whole config.json with the overrides applied, keys sorted: equal on all ranks, or an
+  // error. Reads back, without overrides, as this same config.
+  std::string canonical_text;
 
-  /// Layer `layer`'s FFN with the family's standard tensor names ("canonical prefix").
+  /// Layer `layer`'s FFN with the family's canonical tensor names.
+  /// Throws Error 64 where the model has no such layer.
   FfnSpec layer_spec(std::int64_t layer) const;
 };
 
 /// Reads config.json at `path` and applies `overrides` (key=value of --set; values parsed as JSON,
-/// else taken as a string; keys apply to text_config where the config nests it).
-/// Throws Error 66 (can't be opened), 65 (not JSON; a field missing, mistyped, not positive, or
-/// absurd; unknown model_type or activation, with the list of known ones), 64 (an override that
-/// isn't key=value or names no known field).
-ModelConfig read_model_config(const std::string& path,
-                              const std::vector<std::pair<std::string, std::string>>& overrides = {});
+/// else taken as a string; keys apply to text_config where the config nests it; null makes a field
+/// absent). Throws Error 66 (can't be opened), 65 (not JSON; a field missing, mistyped, not
+/// positive, or absurd; unknown model_type, activation or dtype, with the known ones; a mixture of
+/// experts), 64 (the same where an override is to blame; an override that names no known field).
+ModelConfig read_model_config(
+    const std::string& path,
+    const std::vector<std::pair<std::string, std::string>>& overrides = {});
 
 /// layer_spec(layer) with the names as they are spelled in `source` (base models drop or add a
 /// prefix), and checked against it: every tensor there with the shape that the config says.
-/// A bias that the config denies but the source has is an error, and so is the reverse.
-/// Throws Error 65 naming the tensor, what was expected and what was found.
+/// A bias, gate or beta that the config denies but the source has is an error, and so is the
+/// reverse. Throws Error 65 naming the tensor, what was expected and what was found.
 FfnSpec resolve_layer(const ModelConfig& config, std::int64_t layer, const TensorSource& source);
 
 }  // namespace gatefold

@@ -1,1 +1,215 @@
-// pending
+#include "layers/seeded_source.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <optional>
+
+#include "layers/model_families.h"
+#include "runtime/error.h"
+
+namespace gatefold {
+namespace {
+
+// SplitMix64 (Steele, Lea, Flood 2014) as a counter generator: value i of a stream is mix(key +
+// i * gamma), so any slice can be made alone.
+constexpr std::uint64_t kGamma = 0x9e3779b97f4a7c15ULL;
+
+constexpr std::uint64_t mix(std::uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+constexpr std::uint64_t fnv1a(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  return hash;
+}
+
+constexpr std::uint64_t stream_key(std::uint64_t seed, std::string_view name) {
+  return mix(mix(seed + kGamma) ^ fnv1a(name));
+}
+
+// The sum of the four 16-bit pieces, less its mean: |result| <= 131070, so exact in fp32.
+constexpr std::int32_t centred_sum(std::uint64_t hash) {
+  constexpr std::uint64_t kPieces = 0x0000ffff0000ffffULL;
+  const std::uint64_t pairs = (hash & kPieces) + ((hash >> 16) & kPieces);
+  const auto sum = static_cast<std::uint32_t>(pairs) + static_cast<std::uint32_t>(pairs >> 32);
+  return static_cast<std::int32_t>(sum) - 131070;
+}
+
+// Four uniforms over 0 .. 2^16-1 have the variance (2^32 - 1) / 3. Square root and division are
+// correctly rounded everywhere.
+float unit_scale(double scale) { return static_cast<float>(scale * std::sqrt(3.0 / 4294967295.0)); }
+
+template <DType kType>
+struct Stored {
+  using Type = std::uint16_t;
+};
+template <>
+struct Stored<DType::kF32> {
+  using Type = float;
+};
+
+template <DType kType>
+constexpr auto round_stored(float value) {
+  if constexpr (kType == DType::kBf16) return float_to_bf16(value);
+  if constexpr (kType == DType::kF16) return float_to_f16(value);
+  if constexpr (kType == DType::kF32) return value;
+}
+
+struct Stream {
+  std::uint64_t key = 0;
+  float scale = 1.0F;
+};
+
+template <DType kType>
+[[gnu::always_inline]] inline void fill_loop(const Stream& stream, std::uint64_t first,
+                                             std::int64_t n, std::byte* bytes) {
+  auto* out = reinterpret_cast<typename Stored<kType>::Type*>(bytes);
+  const std::uint64_t start = stream.key + first * kGamma;
+  const float scale = stream.scale;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint64_t hash = mix(start + static_cast<std::uint64_t>(i) * kGamma);
+    out[i] = round_stored<kType>(static_cast<float>(centred_sum(hash)) * scale);
+  }
+}
+
+template <DType kType>
+void fill_plain(const Stream& stream, std::uint64_t first, std::int64_t n, std::byte* out) {
+  fill_loop<kType>(stream, first, n, out);
+}
+
+// The same loop where 64-bit multiplies come eight at a time: about three times as fast.
+template <DType kType>
+[[gnu::target("avx512f,avx512dq,avx512bw,avx512vl")]] void fill_avx512(const Stream& stream,
+                                                                       std::uint64_t first,
+                                                                       std::int64_t n,
+                                                                       std::byte* out) {
+  fill_loop<kType>(stream, first, n, out);
+}
+
+using Fill = void (*)(const Stream&, std::uint64_t first, std::int64_t n, std::byte* out);
+
+template <DType kType>
+Fill best_fill() {
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  return avx512 ? fill_avx512<kType> : fill_plain<kType>;
+}
+
+Fill fill_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16: return best_fill<DType::kBf16>();
+    case DType::kF16: return best_fill<DType::kF16>();
+    case DType::kF32: break;
+  }
+  return best_fill<DType::kF32>();
+}
+
+// The shape as read() sees it: 1-D is one row, a scalar one element.
+std::pair<std::int64_t, std::int64_t> as_matrix(const std::vector<std::int64_t>& shape) {
+  if (shape.empty()) return {1, 1};
+  if (shape.size() == 1) return {1, shape[0]};
+  return {shape[0], shape[1]};
+}
+
+bool inside(Range range, std::int64_t size) {
+  return range.begin >= 0 && range.begin <= range.end && range.end <= size;
+}
+
+}  // namespace
+
+SeededSource::SeededSource(const ModelConfig& config, std::uint64_t seed)
+    : seed_(seed), dtype_(config.dtype) {
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    std::vector<std::string>& names = layers_.emplace_back();
+    for (StoredTensor& tensor : stored_tensors(config.layer_spec(layer))) {
+      Entry entry{.info = {.dtype = dtype_, .shape = std::move(tensor.shape)}};
+      switch (tensor.role) {
+        case TensorRole::kWeight:
+          entry.scale = unit_scale(1.0 / std::sqrt(static_cast<double>(tensor.fan_in)));
+          break;
+        case TensorRole::kBias: entry.scale = unit_scale(0.5); break;
+        case TensorRole::kSwishBeta:
+          entry.scale = unit_scale(0.25);
+          entry.offset = 1.0F;
+          break;
+      }
+      names.push_back(tensor.name);
+      entries_.emplace(std::move(tensor.name), std::move(entry));
+    }
+  }
+}
+
+std::optional<TensorInfo> SeededSource::find(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return std::nullopt;
+  return found->second.info;
+}
+
+const SeededSource::Entry& SeededSource::entry(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) {
+    throw Error(ExitCode::kData, fmt::format("{}: no tensor {} (the config has none of this name); "
+                                             "check the layer",
+                                             description(), name));
+  }
+  return found->second;
+}
+
+void SeededSource::read(const std::string& name, Range rows, Range cols, std::byte* out) const {
+  const Entry& tensor = entry(name);
+  const auto [all_rows, all_cols] = as_matrix(tensor.info.shape);
+  if (!inside(rows, all_rows) || !inside(cols, all_cols)) {
+    throw Error(ExitCode::kData,
+                fmt::format("{}: {} has no rows {} to {}, columns {} to {} (it is {} x {}); check "
+                            "the shard",
+                            description(), name, rows.begin, rows.end, cols.begin, cols.end,
+                            all_rows, all_cols));
+  }
+  const Stream stream{.key = stream_key(seed_, name), .scale = tensor.scale};
+  if (tensor.offset != 0.0F) {
+    if (rows.empty() || cols.empty()) return;
+    float value = 0.0F;
+    fill_plain<DType::kF32>(stream, 0, 1, reinterpret_cast<std::byte*>(&value));
+    value += tensor.offset;
+    convert(DType::kF32, reinterpret_cast<const std::byte*>(&value), dtype_, out, 1);
+    return;
+  }
+  const Fill fill = fill_of(dtype_);
+  const bool whole_rows = cols.size() == all_cols;
+  const std::int64_t run = whole_rows ? rows.size() * all_cols : cols.size();
+  const std::int64_t runs = whole_rows ? 1 : rows.size();
+  for (std::int64_t r = 0; r < runs; ++r) {
+    const std::int64_t first = (rows.begin + r) * all_cols + cols.begin;
+    fill(stream, static_cast<std::uint64_t>(first), run, out + r * run * size_of(dtype_));
+  }
+}
+
+std::string SeededSource::description() const { return fmt::format("weights of seed {}", seed_); }
+
+std::vector<std::pair<std::string, TensorInfo>> SeededSource::layer_tensors(
+    std::int64_t layer) const {
+  if (layer < 0 || layer >= static_cast<std::int64_t>(layers_.size())) {
+    throw Error(ExitCode::kUsage, fmt::format("layer {} doesn't exist (the model has {} layers); "
+                                              "choose another",
+                                              layer, layers_.size()));
+  }
+  std::vector<std::pair<std::string, TensorInfo>> tensors;
+  for (const std::string& name : layers_[static_cast<std::size_t>(layer)]) {
+    tensors.emplace_back(name, entry(name).info);
+  }
+  return tensors;
+}
+
+void seeded_tokens(std::uint64_t seed, Range tokens, std::int64_t hidden, DType dtype, float* out) {
+  const Stream stream{.key = stream_key(seed, "input tokens x"), .scale = unit_scale(1.0)};
+  const std::int64_t n = tokens.size() * hidden;
+  best_fill<DType::kF32>()(stream, static_cast<std::uint64_t>(tokens.begin * hidden), n,
+                           reinterpret_cast<std::byte*>(out));
+  for (std::int64_t i = 0; i < n; ++i) out[i] = round_to(dtype, out[i]);
+}
+
+}  // namespace gatefold

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "layers/model_config.h"
 #include "runtime/tensor_source.h"
@@ -11,18 +13,21 @@
 namespace gatefold {
 
 /// Weights made in memory from a seed for any config: each value is a function of (seed, tensor
-/// name, row, column) only, by integer arithmetic, so it doesn't depend on who asks for which slice.
-/// Weights: sum of four uniforms (variance 1) times 1/sqrt(fan_in); biases: the same times 0.5;
-/// a learnable beta: 1 plus a little.
+/// name, stored row, stored column) only, by integer arithmetic and one fp32 multiply (a beta: and
+/// one add), so it doesn't depend on who asks for which slice, nor on the machine.
+/// With u = the sum of four uniforms, centred, of variance 1: a weight is u / sqrt(fan_in), a bias
+/// u / 2, a learnable beta 1 + u / 4 (always positive); all rounded to the config's dtype.
 class SeededSource : public TensorSource {
  public:
   SeededSource(const ModelConfig& config, std::uint64_t seed);
 
   std::optional<TensorInfo> find(const std::string& name) const override;
+  /// `out` must be aligned to the element. Throws Error 65 for a name or a rectangle that isn't
+  /// there.
   void read(const std::string& name, Range rows, Range cols, std::byte* out) const override;
   std::string description() const override;
 
-  /// The tensors of one layer as (name, info): what make-model writes.
+  /// The tensors of one layer as (name, info), weights first: what make-model writes.
   std::vector<std::pair<std::string, TensorInfo>> layer_tensors(std::int64_t layer) const;
 
  private:
@@ -35,6 +40,7 @@ class SeededSource : public TensorSource {
 
   std::uint64_t seed_;
   DType dtype_;
+  std::vector<std::vector<std::string>> layers_;  // names, by layer
   std::map<std::string, Entry> entries_;
 };
 

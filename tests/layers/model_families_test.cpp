@@ -1,0 +1,275 @@
+#include "layers/model_families.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "layers/model_config.h"
+#include "runtime/error.h"
+
+namespace gatefold {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+ModelConfig config_of(const std::string& model_type) {
+  ModelConfig config;
+  config.path = "config.json";
+  config.model_type = model_type;
+  config.hidden_size = 16;
+  config.intermediate_size = 24;
+  config.num_layers = 3;
+  config.bias = find_family(model_type)->bias.otherwise;
+  config.activation.gated = find_family(model_type)->gated.otherwise;
+  return config;
+}
+
+FfnSpec spec_of(const std::string& model_type, std::int64_t layer) {
+  return config_of(model_type).layer_spec(layer);
+}
+
+// Only names and shapes: what resolve_layer looks at.
+class ShapeSource : public TensorSource {
+ public:
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+
+  std::optional<TensorInfo> find(const std::string& name) const override {
+    const auto found = shapes.find(name);
+    if (found == shapes.end()) return std::nullopt;
+    return TensorInfo{.dtype = DType::kBf16, .shape = found->second};
+  }
+  void read(const std::string&, Range, Range, std::byte*) const override { FAIL(); }
+  std::string description() const override { return "the shapes"; }
+};
+
+ShapeSource source_of(const FfnSpec& spec) {
+  ShapeSource source;
+  for (const StoredTensor& tensor : stored_tensors(spec)) source.shapes[tensor.name] = tensor.shape;
+  return source;
+}
+
+// "[48,80]", as messages write it.
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t size : shape) text += fmt::format("{}{}", text.empty() ? "" : ",", size);
+  return "[" + text + "]";
+}
+
+void expect_unresolved(const ModelConfig& config, const TensorSource& source,
+                       const std::string& word) {
+  try {
+    resolve_layer(config, 0, source);
+    ADD_FAILURE() << "no error where one should say " << word;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(word));
+  }
+}
+
+void expect_separate(const std::string& model_type, const std::string& stem) {
+  SCOPED_TRACE(model_type);
+  const FfnSpec spec = spec_of(model_type, 2);
+  EXPECT_EQ(spec.layer, 2);
+  EXPECT_EQ(spec.gate->name, stem + "gate_proj.weight");
+  EXPECT_EQ(spec.up.name, stem + "up_proj.weight");
+  EXPECT_EQ(spec.down.name, stem + "down_proj.weight");
+  EXPECT_EQ(spec.up.stored_rows, 24);
+  EXPECT_EQ(spec.down.stored_rows, 16);
+  EXPECT_FALSE(spec.up.transposed || spec.gate_bias || spec.up_bias || spec.down_bias);
+  const std::vector<StoredTensor> tensors = stored_tensors(spec);
+  ASSERT_EQ(tensors.size(), 3U);
+  EXPECT_THAT(tensors[1].shape, ElementsAre(24, 16));
+  EXPECT_THAT(tensors[2].shape, ElementsAre(16, 24));
+}
+
+TEST(ModelFamilies, MostModelsKeepThreeSeparateMatrices) {
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "gemma3_text"}) {
+    expect_separate(type, "model.layers.2.mlp.");
+  }
+  for (const char* type : {"qwen3_5", "qwen3_5_text"}) {
+    expect_separate(type, "model.language_model.layers.2.mlp.");
+  }
+}
+
+TEST(ModelFamilies, Phi3FusesGateAndUpWithGateRowsFirst) {
+  const FfnSpec spec = spec_of("phi3", 1);
+  EXPECT_EQ(spec.gate->name, "model.layers.1.mlp.gate_up_proj.weight");
+  EXPECT_EQ(spec.up.name, spec.gate->name);
+  EXPECT_EQ(spec.gate->row_offset, 0);
+  EXPECT_EQ(spec.up.row_offset, 24);
+  EXPECT_EQ(spec.gate->stored_rows, 48);
+  EXPECT_EQ(spec.up.stored_rows, 48);
+  EXPECT_EQ(spec.down.stored_rows, 16);
+  EXPECT_EQ(spec.parameters(), 3 * 16 * 24);
+  const std::vector<StoredTensor> tensors = stored_tensors(spec);
+  ASSERT_EQ(tensors.size(), 2U) << "the fused one once";
+  EXPECT_THAT(tensors[0].shape, ElementsAre(48, 16));
+  EXPECT_EQ(tensors[0].fan_in, 16);
+}
+
+TEST(ModelFamilies, Gpt2StoresItsMatricesTransposed) {
+  const FfnSpec spec = spec_of("gpt2", 0);
+  EXPECT_FALSE(spec.gated());
+  EXPECT_FALSE(spec.gate || spec.gate_bias);
+  EXPECT_EQ(spec.up.name, "transformer.h.0.mlp.c_fc.weight");
+  EXPECT_TRUE(spec.up.transposed && spec.down.transposed);
+  EXPECT_EQ(spec.up.stored_rows, 24) << "rows of the logical matrix";
+  EXPECT_FALSE(spec.up_bias->transposed);
+  EXPECT_EQ(spec.down_bias->name, "transformer.h.0.mlp.c_proj.bias");
+  const std::vector<StoredTensor> tensors = stored_tensors(spec);
+  ASSERT_EQ(tensors.size(), 4U);
+  EXPECT_THAT(tensors[0].shape, ElementsAre(16, 24));
+  EXPECT_THAT(tensors[1].shape, ElementsAre(24, 16));
+  EXPECT_EQ(tensors[1].fan_in, 24);
+  EXPECT_THAT(tensors[2].shape, ElementsAre(24));
+}
+
+TEST(ModelFamilies, BertsOutputMatrixIsNotTheAttentionsOne) {
+  const FfnSpec spec = spec_of("bert", 1);
+  EXPECT_EQ(spec.up.name, "bert.encoder.layer.1.intermediate.dense.weight");
+  EXPECT_EQ(spec.down.name, "bert.encoder.layer.1.output.dense.weight");
+  EXPECT_EQ(spec.down_bias->name, "bert.encoder.layer.1.output.dense.bias");
+  EXPECT_FALSE(spec.up.transposed);
+}
+
+TEST(ModelFamilies, EachModelTypeHasOneRowAndAllRowsAreWhole) {
+  std::map<std::string_view, int> seen;
+  for (const ModelFamily& family : model_families()) {
+    ASSERT_FALSE(family.model_types.empty());
+    ASSERT_FALSE(family.prefixes.empty());
+    for (const std::string_view type : family.model_types) {
+      EXPECT_EQ(++seen[type], 1) << type;
+      EXPECT_EQ(find_family(type), &family) << type;
+      EXPECT_FALSE(is_moe_model_type(type)) << type;
+      EXPECT_THAT(known_model_types(), HasSubstr(std::string(type)));
+    }
+    EXPECT_TRUE(activation_from_name(family.default_activation)) << family.model_types[0];
+    EXPECT_EQ(family.gate.empty(), family.gated.key.empty() && !family.gated.otherwise);
+    EXPECT_EQ(family.beta.empty(), family.swish_beta.key.empty());
+    EXPECT_EQ(family.layout == WeightLayout::kFusedGateUp, family.gate == family.up);
+    for (const std::string_view name : {family.up, family.down}) {
+      EXPECT_THAT(std::string(name), HasSubstr("{}"));
+    }
+  }
+  EXPECT_EQ(find_family("lama"), nullptr);
+  EXPECT_EQ(find_family(""), nullptr);
+}
+
+TEST(ResolveLayer, PrefixesAreFoundInTheSource) {
+  const ModelConfig config = config_of("llama");
+  for (const std::string prefix :
+       {"model.", "", "model.language_model.", "language_model.model."}) {
+    ShapeSource source;
+    for (const char* name : {"gate_proj", "up_proj"}) {
+      source.shapes[fmt::format("{}layers.1.mlp.{}.weight", prefix, name)] = {24, 16};
+    }
+    source.shapes[prefix + "layers.1.mlp.down_proj.weight"] = {16, 24};
+    EXPECT_EQ(resolve_layer(config, 1, source).down.name, prefix + "layers.1.mlp.down_proj.weight");
+    expect_unresolved(config, source, "model.layers.0.mlp.up_proj.weight");
+  }
+  // What speculative decoding or a vision tower bring along is not the model's layer.
+  ShapeSource other;
+  other.shapes["mtp.layers.0.mlp.up_proj.weight"] = {24, 16};
+  other.shapes["model.visual.layers.0.mlp.up_proj.weight"] = {24, 16};
+  expect_unresolved(config, other, "no feed-forward weights");
+}
+
+TEST(ResolveLayer, ALostTensorIsNamed) {
+  ModelConfig config = config_of("llama");
+  config.bias = true;
+  const FfnSpec spec = config.layer_spec(0);
+  const ShapeSource whole = source_of(spec);
+  ASSERT_NO_THROW(resolve_layer(config, 0, whole));
+  EXPECT_EQ(whole.shapes.size(), 6U);
+  for (const auto& [name, shape] : whole.shapes) {
+    ShapeSource source = whole;
+    source.shapes.erase(name);
+    expect_unresolved(config, source, name);
+  }
+  ShapeSource source = whole;
+  source.shapes.erase("model.layers.0.mlp.down_proj.bias");
+  expect_unresolved(config, source, "--set mlp_bias=false");
+}
+
+TEST(ResolveLayer, AWrongShapeIsNamedWithBothShapes) {
+  ModelConfig config = config_of("llama");
+  config.bias = true;
+  const ShapeSource whole = source_of(config.layer_spec(0));
+  for (const auto& [name, shape] : whole.shapes) {
+    const std::vector<std::vector<std::int64_t>> wrong = {
+        {},       {0},     {23},    {24, 16, 1}, {1, 24, 16}, {384},   {24, 15},
+        {16, 16}, {0, 16}, {24, 0}, {15, 24},    {17},        {24, 24}};
+    for (const auto& found : wrong) {
+      ShapeSource source = whole;
+      source.shapes[name] = found;
+      expect_unresolved(config, source, name);
+      expect_unresolved(config, source, shape_text(found));
+      expect_unresolved(config, source, shape_text(shape));
+    }
+  }
+}
+
+TEST(ResolveLayer, OrientationComesFromTheModelTypeAlone) {
+  const ModelConfig config = config_of("gpt2");
+  ShapeSource source = source_of(config.layer_spec(0));
+  ASSERT_NO_THROW(resolve_layer(config, 0, source));
+  std::swap(source.shapes["transformer.h.0.mlp.c_fc.weight"],
+            source.shapes["transformer.h.0.mlp.c_proj.weight"]);
+  expect_unresolved(config, source, "stored [in, out]");
+  ModelConfig square = config;
+  square.intermediate_size = square.hidden_size;
+  EXPECT_TRUE(resolve_layer(square, 0, source_of(square.layer_spec(0))).up.transposed);
+}
+
+TEST(ResolveLayer, ABiasThatTheConfigDeniesIsRefused) {
+  for (const char* type : {"llama", "mistral"}) {
+    const ModelConfig config = config_of(type);
+    const ShapeSource whole = source_of(config.layer_spec(0));
+    ASSERT_NO_THROW(resolve_layer(config, 0, whole));
+    for (const char* module : {"gate_proj", "up_proj", "down_proj"}) {
+      for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{16}, {0}}) {
+        const std::string name = fmt::format("model.layers.0.mlp.{}.bias", module);
+        ShapeSource source = whole;
+        source.shapes[name] = shape;
+        expect_unresolved(config, source, name);
+        expect_unresolved(config, source, fmt::format("[{}]", shape[0]));
+        expect_unresolved(config, source,
+                          type == std::string("llama") ? "--set mlp_bias=true" : "mistral layers");
+      }
+    }
+  }
+}
+
+TEST(ResolveLayer, AGateOrABetaThatTheConfigDeniesIsRefused) {
+  const ModelConfig config = config_of("gatefold_ffn");
+  const ShapeSource whole = source_of(config.layer_spec(0));
+  ASSERT_NO_THROW(resolve_layer(config, 0, whole));
+  ShapeSource source = whole;
+  source.shapes["model.layers.0.mlp.gate_proj.weight"] = {24, 16};
+  expect_unresolved(config, source, "--set gated=true");
+  source = whole;
+  source.shapes["model.layers.0.mlp.swish_beta"] = {};
+  expect_unresolved(config, source, "--set swish_beta=true");
+}
+
+TEST(ResolveLayer, ALearnableBetaIsAScalarOfEitherShape) {
+  ModelConfig config = config_of("gatefold_ffn");
+  config.swish_beta = true;
+  ShapeSource source = source_of(config.layer_spec(0));
+  const std::string name = "model.layers.0.mlp.swish_beta";
+  EXPECT_EQ(resolve_layer(config, 0, source).swish_beta, name);
+  source.shapes[name] = {1};
+  EXPECT_EQ(resolve_layer(config, 0, source).swish_beta, name);
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{0}, {2}, {1, 1}}) {
+    source.shapes[name] = shape;
+    expect_unresolved(config, source, "expected [] or [1]");
+  }
+  source.shapes.erase(name);
+  expect_unresolved(config, source, name);
+}
+
+}  // namespace
+}  // namespace gatefold
