@@ -36,34 +36,38 @@ constexpr std::uint16_t float_to_bf16(float value) {
   return static_cast<std::uint16_t>(nan ? 0x7fc0U : rounded);
 }
 
+/// condition ? a : b in bit operations. Compilers turn `?:` on computed values into branches, which
+/// keep loops from being vectorised.
+constexpr std::uint32_t select(bool condition, std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t mask = 0U - static_cast<std::uint32_t>(condition);
+  return (a & mask) | (b & ~mask);
+}
+
 /// IEEE binary16, exact.
 constexpr float f16_to_float(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
   const std::uint32_t magnitude = bits & 0x7fffU;
-  if (magnitude >= 0x7c00U) {  // infinity or NaN
-    return std::bit_cast<float>(sign | 0x7f800000U | ((magnitude & 0x3ffU) << 13));
-  }
-  if (magnitude < 0x400U) {  // zero or subnormal: magnitude * 2^-24
-    const float value = static_cast<float>(magnitude) * 0x1p-24F;
-    return sign != 0 ? -value : value;
-  }
-  return std::bit_cast<float>(sign | ((magnitude << 13) + (112U << 23)));
+  const std::uint32_t normal = (magnitude << 13) + (112U << 23);
+  const std::uint32_t infinite = 0x7f800000U | (magnitude << 13);  // or NaN
+  // Subnormals are magnitude * 2^-24: the low bits of 0.5, and 0.5 taken away again.
+  const float small = std::bit_cast<float>(0x3f000000U | magnitude) - 0.5F;
+  const std::uint32_t finite =
+      select(magnitude < 0x400U, std::bit_cast<std::uint32_t>(small), normal);
+  return std::bit_cast<float>(sign | select(magnitude >= 0x7c00U, infinite, finite));
 }
 
 /// Rounds to nearest even with overflow to infinity; every NaN becomes 0x7e00.
 constexpr std::uint16_t float_to_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
+  const std::uint32_t sign = (bits >> 16) & 0x8000U;
   const std::uint32_t magnitude = bits & 0x7fffffffU;
-  if (magnitude > 0x7f800000U) return 0x7e00U;
-  if (magnitude >= 0x477ff000U) return static_cast<std::uint16_t>(sign | 0x7c00U);
-  if (magnitude < 0x38800000U) {
-    // Adding 0.5 leaves a unit in the last place of 2^-24, binary16's smallest step.
-    const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
-    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000U));
-  }
-  const std::uint32_t rounded = magnitude + 0xfffU + ((magnitude >> 13) & 1U);
-  return static_cast<std::uint16_t>(sign | ((rounded - (112U << 23)) >> 13));
+  const std::uint32_t normal = (magnitude + 0xfffU + ((magnitude >> 13) & 1U) - (112U << 23)) >> 13;
+  // Adding 0.5 leaves a unit in the last place of 2^-24, binary16's smallest step.
+  const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
+  const std::uint32_t small = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000U;
+  const std::uint32_t finite = select(magnitude < 0x38800000U, small, normal);
+  const std::uint32_t rounded = select(magnitude >= 0x477ff000U, 0x7c00U, finite) | sign;
+  return static_cast<std::uint16_t>(select(magnitude > 0x7f800000U, 0x7e00U, rounded));
 }
 
 /// fp32 keeps its bits but for NaN, which becomes the one pattern 0x7fc00000.
