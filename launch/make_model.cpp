@@ -1,1 +1,258 @@
-// pending
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <system_error>
+
+#include "launch/job.h"
+#include "layers/seeded_source.h"
+#include "parallel/agreement.h"
+#include "runtime/error.h"
+#include "runtime/safetensors.h"
+
+namespace gatefold {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Of a tensor in memory at a time, but at least one row.
+constexpr std::int64_t kStagingBytes = 4 << 20;
+
+struct NamedTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::int64_t bytes = 0;
+};
+
+struct Shard {
+  std::string file;
+  std::vector<NamedTensor> tensors;
+  std::int64_t bytes = 0;
+};
+
+[[noreturn]] void fail_output(const std::string& path, const std::string& why) {
+  throw Error(ExitCode::kOutput, fmt::format("cannot write {} ({}); choose another directory or "
+                                             "free some space",
+                                             quoted_name(path), why));
+}
+
+/// Where the directory will lie; refuses one that holds anything.
+std::string new_directory(const std::string& path) {
+  std::error_code error;
+  std::string target = fs::absolute(path, error).lexically_normal().string();
+  if (target.size() > 1 && target.ends_with('/')) target.pop_back();
+  const fs::file_status status = fs::status(target, error);
+  if (status.type() == fs::file_type::not_found) {
+    if (fs::is_symlink(fs::symlink_status(target, error))) {
+      fail_output(path, "a symbolic link to nowhere");
+    }
+    return target;
+  }
+  if (!fs::is_directory(status)) fail_output(path, "it is there and is no directory");
+  const bool empty = fs::is_empty(target, error);
+  if (error) fail_output(path, error.message());
+  if (!empty) fail_output(path, "the directory isn't empty");
+  return fs::canonical(target, error).string();
+}
+
+/// A directory beside `target` that becomes it, or goes away with all that is in it.
+class TemporaryDirectory {
+ public:
+  explicit TemporaryDirectory(const std::string& target) : target_(target) {
+    const fs::path folder = fs::path(target).parent_path();
+    for (int attempt = 0; attempt < 1000; ++attempt) {
+      path_ = (folder / fmt::format(".gatefold-{}-{}.tmp", ::getpid(), attempt)).string();
+      std::error_code error;
+      if (fs::create_directory(path_, error)) return;
+      if (error) fail_output(target, error.message());
+    }
+    fail_output(target, "no free name for a temporary directory beside it");
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    if (!kept_) fs::remove_all(path_, ignored);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+  std::string file(const std::string& name) const { return path_ + '/' + name; }
+  void keep() {
+    // Replaces an empty directory, and no other.
+    if (std::rename(path_.c_str(), target_.c_str()) != 0) {
+      fail_output(target_, std::generic_category().message(errno));
+    }
+    kept_ = true;
+  }
+
+ private:
+  std::string target_;
+  std::string path_;
+  bool kept_ = false;
+};
+
+std::vector<std::int64_t> written_layers(const Job& job) {
+  if (!job.options().layers.empty()) return job.layers();
+  std::vector<std::int64_t> all(static_cast<std::size_t>(job.config().num_layers));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+std::vector<NamedTensor> list_tensors(const Job& job) {
+  const SeededSource seeded(job.config(), job.options().seed);
+  std::vector<NamedTensor> tensors;
+  for (const std::int64_t layer : written_layers(job)) {
+    for (const auto& [name, info] : seeded.layer_tensors(layer)) {
+      const std::int64_t elements = std::accumulate(info.shape.begin(), info.shape.end(),
+                                                    std::int64_t{1}, std::multiplies<>());
+      tensors.push_back({name, info.shape, elements * size_of(job.dtype())});
+    }
+  }
+  return tensors;
+}
+
+/// Spreads the tensors over `count` files in their order, each ending where its share of the bytes
+/// does, as near as whole tensors allow. Throws Error 64 for more files than tensors.
+std::vector<Shard> make_shards(std::vector<NamedTensor> tensors, std::int64_t count) {
+  const auto left = [&](std::size_t i) { return static_cast<std::int64_t>(tensors.size() - i); };
+  if (count > left(0)) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("--shards {} is more than {} tensors (a file holds whole tensors); use "
+                            "--shards {} or less",
+                            count, tensors.size(), tensors.size()));
+  }
+  std::int64_t rest = 0;
+  for (const NamedTensor& tensor : tensors) rest += tensor.bytes;
+  std::vector<Shard> shards(static_cast<std::size_t>(count));
+  std::size_t next = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Shard& shard = shards[static_cast<std::size_t>(i)];
+    shard.file = count == 1 ? "model.safetensors"
+                            : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, count);
+    const std::int64_t files_after = count - i - 1;
+    const std::int64_t share = rest / (files_after + 1);
+    // At least one tensor, and one for each file to come; half of a tensor over the share at most.
+    while (left(next) > files_after && (files_after == 0 || shard.tensors.empty() ||
+                                        shard.bytes + tensors[next].bytes / 2 <= share)) {
+      shard.bytes += tensors[next].bytes;
+      shard.tensors.push_back(std::move(tensors[next++]));
+    }
+    rest -= shard.bytes;
+  }
+  return shards;
+}
+
+/// A stored tensor as read() sees it: a vector is one row, a scalar one element.
+std::pair<std::int64_t, std::int64_t> as_matrix(const std::vector<std::int64_t>& shape) {
+  if (shape.empty()) return {1, 1};
+  if (shape.size() == 1) return {1, shape[0]};
+  return {shape[0], shape[1]};
+}
+
+void write_shard(const Job& job, const TemporaryDirectory& folder, const Shard& shard,
+                 const std::function<void()>& beat) {
+  std::vector<SafetensorsWriter::Tensor> header;
+  for (const NamedTensor& tensor : shard.tensors) {
+    header.push_back({tensor.name, std::string(safetensors_name(job.dtype())), tensor.shape});
+  }
+  SafetensorsWriter writer(folder.file(shard.file), header, {{"format", "pt"}});
+  std::vector<std::byte> staged;
+  for (const NamedTensor& tensor : shard.tensors) {
+    const auto [rows, columns] = as_matrix(tensor.shape);
+    const std::int64_t row_bytes = columns * size_of(job.dtype());
+    const std::int64_t step = std::max<std::int64_t>(1, kStagingBytes / row_bytes);
+    for (std::int64_t row = 0; row < rows; row += step) {
+      const Range part{row, std::min(row + step, rows)};
+      staged.resize(static_cast<std::size_t>(part.size() * row_bytes));
+      read_as(job.source(), tensor.name, part, {0, columns}, job.dtype(), staged.data());
+      writer.append(staged);
+      beat();
+    }
+  }
+  writer.finish();
+}
+
+/// model.safetensors.index.json
+std::string index_text(const std::vector<Shard>& shards) {
+  nlohmann::ordered_json index;
+  std::int64_t total = 0;
+  for (const Shard& shard : shards) total += shard.bytes;
+  index["metadata"]["total_size"] = total;
+  for (const Shard& shard : shards) {
+    for (const NamedTensor& tensor : shard.tensors) index["weight_map"][tensor.name] = shard.file;
+  }
+  return index.dump(2) + '\n';
+}
+
+/// The config as it was resolved, saying the dtype that the files have.
+std::string config_text(const Job& job) {
+  if (job.dtype() == job.config().dtype) return job.config().canonical_text + '\n';
+  static constexpr std::string_view kNames[] = {"float32", "bfloat16", "float16"};
+  const std::string name(kNames[static_cast<std::size_t>(job.dtype())]);
+  auto overrides = job.options().set;
+  // The older spelling first: setting it takes the newer one away.
+  if (job.config().canonical_text.find("\"torch_dtype\"") != std::string::npos) {
+    overrides.emplace_back("torch_dtype", name);
+  }
+  overrides.emplace_back("dtype", name);
+  return read_model_config(job.config().path, overrides).canonical_text + '\n';
+}
+
+void write_model(const Job& job, const std::vector<Shard>& shards,
+                 const std::function<void()>& beat) {
+  TemporaryDirectory folder(new_directory(job.options().output));
+  for (const Shard& shard : shards) write_shard(job, folder, shard, beat);
+  if (shards.size() > 1) {
+    write_file(folder.file("model.safetensors.index.json"), index_text(shards));
+  }
+  write_file(folder.file("config.json"), config_text(job));
+  folder.keep();
+}
+
+void describe(const Job& job, const std::vector<Shard>& shards, Report& report) {
+  report.columns({{"file", "", "file"}, {"tensors", "", "tensors"}, {"size", "B", "bytes"}});
+  std::size_t tensors = 0;
+  std::int64_t bytes = 0;
+  for (const Shard& shard : shards) {
+    report.row({Cell::of(shard.file),
+                Cell::of(static_cast<double>(shard.tensors.size()),
+                         fmt::format("{}", shard.tensors.size())),
+                Cell::of(static_cast<double>(shard.bytes), fmt::format("{}", shard.bytes))});
+    tensors += shard.tensors.size();
+    bytes += shard.bytes;
+  }
+  const std::size_t layers = written_layers(job).size();
+  report.note(fmt::format("{}{}: {} tensors of {} layers, {} of {}",
+                          job.options().dry_run ? "dry run, nothing is written to " : "",
+                          job.options().output, tensors, layers,
+                          human(static_cast<double>(bytes), "B"), name_of(job.dtype())));
+  if (!job.options().layers.empty()) {
+    report.note(fmt::format("its config names {} layers: read it with --layers",
+                            job.config().num_layers));
+  }
+}
+
+}  // namespace
+
+int make_model(Job& job) {
+  Report report = job.report();
+  std::vector<Shard> shards;
+  run_agreed(job.world(), [&] {
+    shards = make_shards(list_tensors(job), job.options().shards);
+    if (job.world().rank() == 0) new_directory(job.options().output);
+  });
+  if (!job.options().dry_run) {
+    job.world().progress().enter("writing the model");
+    while_root_works(job.world(), 0,
+                     [&](const std::function<void()>& beat) { write_model(job, shards, beat); });
+  }
+  describe(job, shards, report);
+  publish(job, report);
+  return static_cast<int>(ExitCode::kOk);
+}
+
+}  // namespace gatefold

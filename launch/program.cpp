@@ -1,1 +1,143 @@
-// pending
+#include "launch/program.h"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstdio>
+#include <new>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "parallel/agreement.h"
+#include "parallel/session.h"
+#include "runtime/error.h"
+
+namespace gatefold {
+namespace {
+
+/// Prints help, version or an error; the exit code.
+int show(const ParseResult& parsed) {
+  if (parsed.exit_code != 0) {
+    fmt::print(stderr, "gatefold: {}\n", parsed.text);
+    return parsed.exit_code;
+  }
+  const std::string& text = parsed.text;
+  const bool printed = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  return static_cast<int>(printed && std::fflush(stdout) == 0 ? ExitCode::kOk : ExitCode::kOutput);
+}
+
+bool same_everywhere(Communicator& world, std::string_view text) {
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(world.size()));
+  all[static_cast<std::size_t>(world.rank())] = fingerprint(std::as_bytes(std::span(text)));
+  all_gather<std::uint64_t>(world, all);
+  for (const std::uint64_t one : all) {
+    if (one != all.front()) return false;
+  }
+  return true;
+}
+
+/// For when at least one rank has nothing to run: help for all, or an error.
+int end_without_command(Communicator& world, const ParseResult& parsed) {
+  if (same_everywhere(world, parsed.text)) {
+    return world.rank() == 0 ? show(parsed) : parsed.exit_code;
+  }
+  run_agreed(world, [&] {
+    if (parsed.exit_code != 0) throw Error(ExitCode::kUsage, parsed.text);
+  });
+  throw Error(ExitCode::kUsage,
+              "some ranks print help or their version (the others would wait for them); start all "
+              "ranks with the same arguments");
+}
+
+/// All ranks were started alike, or all throw which option differs.
+void require_same_options(Communicator& world, const Options& options) {
+  require_equal(world, "gatefold", GATEFOLD_VERSION);
+  const auto echo = options.echo();
+  std::string all;
+  for (const auto& [name, value] : echo) all += name + '=' + value + '\n';
+  if (same_everywhere(world, all)) return;
+  for (const auto& [name, value] : echo) {
+    require_equal(world, name == "command" ? name : "--" + name, value.empty() ? "none" : value);
+  }
+}
+
+/// Results that couldn't be kept must not be computed.
+void check_outputs(Communicator& world, const Options& options) {
+  run_agreed(world, [&] {
+    if (world.rank() != 0) return;
+    const std::string output = options.command == Command::kRun ? options.output : "";
+    for (const std::string& path : {output, options.json, options.csv}) {
+      if (!path.empty()) require_writable(path);
+    }
+  });
+}
+
+int run_command(Job& job) {
+  switch (job.options().command) {
+    case Command::kVerify: return verify(job);
+    case Command::kRun: return run(job);
+    case Command::kBench: return bench(job);
+    case Command::kInspect: return inspect(job);
+    case Command::kMakeModel: return make_model(job);
+  }
+  return static_cast<int>(ExitCode::kUsage);
+}
+
+int run_ranks(Communicator& world, const ParseResult& parsed, const Seams& seams) {
+  if (!all_true(world, parsed.options.has_value())) return end_without_command(world, parsed);
+  require_same_options(world, *parsed.options);
+  check_outputs(world, *parsed.options);
+  Job job(*parsed.options, world, seams);
+  return run_command(job);
+}
+
+/// What all ranks know of: agreements name the rank, and a usage error is every rank's own.
+bool known_to_all(const Error& error) {
+  return error.code() == ExitCode::kUsage || std::string_view(error.what()).starts_with("rank ");
+}
+
+/// Prints the error once, or ends the job for a fault that peers can't know of; the exit code.
+int end_with(const Error& error, int rank, int ranks) {
+  const int code = static_cast<int>(error.code());
+  if (ranks == 1 || known_to_all(error)) {
+    if (rank == 0) fmt::print(stderr, "gatefold: {}\n", error.what());
+    return code;
+  }
+  fmt::print(stderr, "[rank {}] gatefold: {}\n", rank, error.what());
+  Session::abort_job(code);
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv, const Seams& seams) {
+  std::signal(SIGPIPE, SIG_IGN);  // a closed standard output is an error like others
+  const ParseResult parsed = parse_options(argc, argv);
+  // Alone there is nobody to agree with, and help must not need a working MPI.
+  if (!parsed.options && launched_processes() <= 1) return show(parsed);
+
+  int rank = 0;
+  int ranks = 1;
+  std::optional<Session> session;
+  try {
+    session.emplace(&argc, &argv);
+    session->start(parsed.options.value_or(Options{}).timeout);
+    rank = session->world().rank();
+    ranks = session->world().size();
+    return run_ranks(session->world(), parsed, seams);
+  } catch (const Error& error) {
+    return end_with(error, rank, ranks);
+  } catch (const std::bad_alloc&) {
+    return end_with(Error(ExitCode::kOutOfMemory,
+                          "out of memory (the job needs more than this process may have); use more "
+                          "ranks or fewer tokens"),
+                    rank, ranks);
+  } catch (const std::exception& error) {
+    return end_with(
+        Error(ExitCode::kBackend, fmt::format("{} (an unforeseen error); report it", error.what())),
+        rank, ranks);
+  }
+}
+
+}  // namespace gatefold

@@ -1,1 +1,261 @@
-// pending
+#include "launch/report.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "runtime/error.h"
+#include "runtime/safetensors.h"
+
+namespace gatefold {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Characters, not bytes: an ellipsis or a multiplication sign must not shift a column.
+std::size_t width_of(const std::string& text) {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+}
+
+std::string right_aligned(const std::string& text, std::size_t width) {
+  const std::size_t used = width_of(text);
+  return std::string(width > used ? width - used : 0, ' ') + text;
+}
+
+bool is_whole(double number) { return std::trunc(number) == number && std::abs(number) < 0x1p53; }
+
+/// NaN and infinity are no JSON numbers: null.
+Json json_value(const Cell& cell) {
+  if (!cell.is_number) return cell.text;
+  if (!std::isfinite(cell.number)) return nullptr;
+  if (is_whole(cell.number)) return static_cast<std::int64_t>(cell.number);
+  return cell.number;
+}
+
+/// An option's text: a number or a truth value as such.
+Json json_option(const std::string& text) {
+  const Json value = Json::parse(text, nullptr, false);
+  return value.is_number() || value.is_boolean() ? value : Json(text);
+}
+
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
+  return quoted + '"';
+}
+
+std::string csv_value(const Cell& cell) {
+  if (!cell.is_number) return csv_field(cell.text);
+  if (is_whole(cell.number)) return fmt::format("{}", static_cast<std::int64_t>(cell.number));
+  return fmt::format("{}", cell.number);
+}
+
+std::string comment(const std::string& text) { return text.empty() ? "#\n" : "# " + text + '\n'; }
+
+[[noreturn]] void fail_output(const std::string& path, const std::string& why) {
+  throw Error(ExitCode::kOutput,
+              fmt::format("cannot write {} ({}); choose another path or free some space",
+                          quoted_name(path), why));
+}
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+/// Where a rename must go so that a symbolic link stays; refuses what it would destroy.
+std::string rename_target(const std::string& path) {
+  namespace fs = std::filesystem;
+  if (fs::path(path).filename().empty()) fail_output(path, "not a file name");
+  std::error_code error;
+  std::string target = path;
+  if (fs::is_symlink(fs::symlink_status(path, error))) {
+    target = fs::canonical(path, error).string();
+    if (error) fail_output(path, "a symbolic link to nowhere");
+  }
+  const fs::file_status status = fs::status(target, error);
+  if (status.type() == fs::file_type::not_found) return target;
+  if (!fs::status_known(status)) fail_output(path, error.message());
+  if (!fs::is_regular_file(status)) {
+    fail_output(path, "a directory, device or pipe: only a regular file is replaced");
+  }
+  return target;
+}
+
+/// A new file beside `path`, which it may become; else it goes away.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& path) : path_(path), target_(rename_target(path)) {
+    const auto folder = std::filesystem::path(target_).parent_path();
+    for (int attempt = 0; attempt < 1000; ++attempt) {
+      name_ = (folder / fmt::format(".gatefold-{}-{}.tmp", ::getpid(), attempt)).string();
+      const int fd = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (fd >= 0) {
+        fd_.reset(fd);
+        return;
+      }
+      if (errno != EEXIST) break;
+    }
+    fail_output(path_, reason(errno));
+  }
+  ~TemporaryFile() {
+    if (!name_.empty()) ::unlink(name_.c_str());
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  void write(const std::string& text) {
+    for (std::size_t at = 0; at < text.size();) {
+      const ssize_t wrote = ::write(fd_.get(), text.data() + at, text.size() - at);
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote <= 0) fail_output(path_, reason(wrote < 0 ? errno : ENOSPC));
+      at += static_cast<std::size_t>(wrote);
+    }
+  }
+
+  void keep() {
+    // Some file systems report a full disk only at fsync or close.
+    if (::fsync(fd_.get()) != 0 || ::close(fd_.release()) != 0) fail_output(path_, reason(errno));
+    if (std::rename(name_.c_str(), target_.c_str()) != 0) fail_output(path_, reason(errno));
+    name_.clear();
+  }
+
+ private:
+  std::string path_;
+  std::string target_;
+  std::string name_;
+  FileDescriptor fd_;
+};
+
+}  // namespace
+
+void Report::fact(const std::string& name, const std::string& value) {
+  facts_.emplace_back(name, value);
+}
+
+void Report::note(const std::string& text) {
+  (rows_.empty() ? notes_before_ : notes_after_).push_back(text);
+}
+
+void Report::columns(std::vector<Column> columns) { columns_ = std::move(columns); }
+
+void Report::row(std::vector<Cell> cells) {
+  cells.resize(columns_.size());
+  rows_.push_back(std::move(cells));
+}
+
+void Report::options(std::vector<std::pair<std::string, std::string>> echo) {
+  options_ = std::move(echo);
+}
+
+std::string Report::text() const {
+  std::string text;
+  std::size_t name_width = 0;
+  for (const auto& [name, value] : facts_) name_width = std::max(name_width, width_of(name));
+  for (const auto& [name, value] : facts_) {
+    text += comment(
+        fmt::format("{}{}  {}", name, std::string(name_width - width_of(name), ' '), value));
+  }
+  for (const std::string& note : notes_before_) text += comment(note);
+  if (!columns_.empty()) text += table();
+  return text + closing_text();
+}
+
+std::string Report::table() const {
+  std::vector<std::size_t> widths;
+  bool units = false;
+  for (std::size_t c = 0; c < columns_.size(); ++c) {
+    std::size_t width = std::max(width_of(columns_[c].name), width_of(columns_[c].unit));
+    for (const auto& row : rows_) width = std::max(width, width_of(row[c].text));
+    widths.push_back(width);
+    units = units || !columns_[c].unit.empty();
+  }
+  const auto line = [&](char first, const auto& cell) {
+    std::string text(1, first);
+    for (std::size_t c = 0; c < columns_.size(); ++c) {
+      text += (c == 0 ? " " : "  ") + right_aligned(cell(c), widths[c]);
+    }
+    return text + '\n';
+  };
+  std::string text = comment("") + line('#', [&](std::size_t c) { return columns_[c].name; });
+  if (units) text += line('#', [&](std::size_t c) { return columns_[c].unit; });
+  for (const auto& row : rows_) text += line(' ', [&](std::size_t c) { return row[c].text; });
+  return text;
+}
+
+std::string Report::closing_text() const {
+  std::string text;
+  for (const std::string& note : notes_after_) text += comment(note);
+  return text;
+}
+
+std::string Report::json() const {
+  Json root;
+  root["options"] = Json::object();
+  for (const auto& [name, value] : options_) root["options"][name] = json_option(value);
+  root["environment"] = Json::object();
+  for (const auto& [name, value] : facts_) root["environment"][name] = value;
+  root["rows"] = Json::array();
+  for (const auto& row : rows_) {
+    Json object = Json::object();
+    for (std::size_t c = 0; c < columns_.size(); ++c) {
+      object[columns_[c].json_name] = json_value(row[c]);
+    }
+    root["rows"].push_back(std::move(object));
+  }
+  root["notes"] = Json::array();
+  for (const auto* notes : {&notes_before_, &notes_after_}) {
+    for (const std::string& note : *notes) root["notes"].push_back(note);
+  }
+  // Paths may hold any bytes; JSON is UTF-8.
+  return root.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+std::string Report::csv() const {
+  std::string text;
+  const auto add_line = [&](const auto& field) {
+    for (std::size_t c = 0; c < columns_.size(); ++c) {
+      if (c > 0) text += ',';
+      text += field(c);
+    }
+    text += '\n';
+  };
+  add_line([this](std::size_t c) { return csv_field(columns_[c].json_name); });
+  for (const auto& row : rows_) add_line([&](std::size_t c) { return csv_value(row[c]); });
+  return text;
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  TemporaryFile file(path);
+  file.write(text);
+  file.keep();
+}
+
+void require_writable(const std::string& path) { const TemporaryFile probe(path); }
+
+std::string human(double value, const std::string& unit, int digits) {
+  static constexpr std::string_view kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  const auto joined = [&unit](std::string number, std::string_view prefix) {
+    const std::string tail = std::string(prefix) + unit;
+    return tail.empty() ? number : number + ' ' + tail;
+  };
+  if (!std::isfinite(value)) return joined(fmt::format("{}", value), "");
+  if (is_whole(value) && std::abs(value) < 1000) return joined(fmt::format("{:.0f}", value), "");
+
+  // Rounded first: 999999 with three digits is 1.00 M.
+  const std::string rounded = fmt::format("{:.{}e}", value, digits - 1);
+  const int exponent = std::stoi(rounded.substr(rounded.find('e') + 1));
+  const int prefix = std::clamp(exponent / 3, 0, static_cast<int>(std::size(kPrefixes)) - 1);
+  const int decimals = std::max(0, digits - 1 - (exponent - 3 * prefix));
+  return joined(fmt::format("{:.{}f}", value / std::pow(1000.0, prefix), decimals),
+                kPrefixes[static_cast<std::size_t>(prefix)]);
+}
+
+}  // namespace gatefold

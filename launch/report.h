@@ -29,7 +29,7 @@ class Report {
  public:
   /// Facts for the header, shown as "# name  value" and kept in the JSON under "environment".
   void fact(const std::string& name, const std::string& value);
-  /// A comment line in words ("# …"), before or after the rows in the order of calls.
+  /// A comment line in words ("# …"), before the rows or, once there is a row, after them.
   void note(const std::string& text);
   void columns(std::vector<Column> columns);
   void row(std::vector<Cell> cells);
@@ -39,10 +39,14 @@ class Report {
   std::string text() const;
   /// The notes after the rows alone.
   std::string closing_text() const;
+  /// {"options", "environment", "rows", "notes"}. NaN and infinity become null.
   std::string json() const;
+  /// A header of json_names, then the rows, numbers in full precision.
   std::string csv() const;
 
  private:
+  std::string table() const;
+
   std::vector<std::pair<std::string, std::string>> facts_;
   std::vector<std::pair<std::string, std::string>> options_;
   std::vector<std::string> notes_before_;
@@ -57,7 +61,8 @@ void write_file(const std::string& path, const std::string& text);
 /// and the path is no directory or device), so that a long run doesn't end in a lost result.
 void require_writable(const std::string& path);
 
-/// "11.01 M", "22.0 MB", "528 MB": three or four significant digits with a decimal prefix.
-std::string human(double value, const std::string& unit);
+/// The value with a decimal prefix and `digits` significant digits: human(11010048, "", 4) is
+/// "11.01 M", human(528482304, "B") "528 MB". Whole numbers below 1000 stay whole.
+std::string human(double value, const std::string& unit, int digits = 3);
 
 }  // namespace gatefold

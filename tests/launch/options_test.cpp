@@ -1,0 +1,316 @@
+#include "launch/options.h"
+
+#include <gmock/gmock.h>
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace gatefold {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+ParseResult parse(const std::vector<std::string>& arguments) {
+  std::vector<const char*> argv = {"gatefold"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  return parse_options(static_cast<int>(argv.size()), argv.data());
+}
+
+Options options_of(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {"verify", "--model", "m"});
+  const ParseResult result = parse(arguments);
+  EXPECT_EQ(result.exit_code, 0) << result.text;
+  return result.options.value_or(Options{});
+}
+
+struct BadLine {
+  std::vector<std::string> arguments;
+  std::string says;
+};
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += word + ' ';
+  return text;
+}
+
+/// Code 64, one line, `problem (why); what to do`.
+void expect_refused(const BadLine& bad) {
+  SCOPED_TRACE(joined(bad.arguments));
+  const ParseResult result = parse(bad.arguments);
+  EXPECT_EQ(result.exit_code, 64);
+  EXPECT_FALSE(result.options.has_value());
+  EXPECT_THAT(result.text, HasSubstr(bad.says));
+  EXPECT_EQ(result.text.find('\n'), std::string::npos) << result.text;
+  EXPECT_THAT(result.text, HasSubstr("("));
+  EXPECT_THAT(result.text, HasSubstr("; "));
+}
+
+TEST(Options, ABadValueOfAnyOptionIsRefusedWithTheReason) {
+  const std::vector<BadLine> lines = {
+      {{"--tp", "4x"}, "'x' is left over"},
+      {{"--tp", "four"}, "not a whole number"},
+      {{"--tp", "1.5"}, "'.5' is left over"},
+      {{"--tp", "0x4"}, "'x4' is left over"},
+      {{"--tp", " 4"}, "not a whole number"},
+      {{"--tp", "+4"}, "not a whole number"},
+      {{"--tp", "0"}, "the least is 1"},
+      {{"--tp", "-1"}, "the least is 1"},
+      {{"--tp", "99999999999999999999"}, "out of range"},
+      {{"--tp", "4294967297"}, "out of range"},
+      {{"--tp", ""}, "no value"},
+      {{"--tp="}, "no value"},
+      {{"--tp"}, "no value"},
+      {{"--tp", "--seed", "3"}, "--tp has no value"},
+      {{"--ep", "2"}, "experts come with MoE models"},
+      {{"--ep", "0"}, "the least is 1"},
+      {{"--tokens", "0"}, "the least is 1"},
+      {{"--tokens", "-5"}, "the least is 1"},
+      {{"--tokens", "9223372036854775808"}, "out of range"},
+      {{"--blocks", "0"}, "the least is 1"},
+      {{"--threads", "-1"}, "the least is 0"},
+      {{"--sequence-length", "0"}, "the least is 1"},
+      {{"--sequence-length", "48"}, "doesn't divide 64 tokens"},
+      {{"--seed", "-1"}, "the least is 0"},
+      {{"--seed", "18446744073709551616"}, "out of range"},
+      {{"--timeout", "0"}, "out of range"},
+      {{"--timeout", "-3"}, "out of range"},
+      {{"--timeout", "inf"}, "out of range"},
+      {{"--timeout", "nan"}, "NaN"},
+      {{"--timeout", "1e999"}, "out of range"},
+      {{"--timeout", "5s"}, "'s' is left over"},
+      {{"--dtype", "fp8"}, "valid: f32, bf16, f16"},
+      {{"--dtype", "BF16"}, "valid: f32, bf16, f16"},
+      {{"--device", "gpu"}, "valid: auto, cpu, cuda"},
+      {{"--comm", "tcp"}, "valid: auto, mpi, nccl"},
+      {{"--reduce", "exactly"}, "valid: exact, fast"},
+      {{"--layers", "3-0"}, "runs backwards"},
+      {{"--layers", "0-3,2"}, "names 2 twice"},
+      {{"--layers", "0-3,"}, "empty entry"},
+      {{"--layers", "a"}, "not a whole number"},
+      {{"--layers", "1-2-3"}, "'-3' is left over"},
+      {{"--layers", "-1"}, "the least is 0"},
+      {{"--layers", "5-"}, "a number is missing"},
+      {{"--layers", "0-99999999999"}, "out of range"},
+      {{"--token-split", "5,,1"}, "empty entry"},
+      {{"--token-split", "5,-2"}, "the least is 0"},
+      {{"--token-split", "5;2"}, "';2' is left over"},
+      {{"--set", "hidden_size"}, "no key and value"},
+      {{"--set", "=4"}, "no key and value"},
+      {{"--set", "a=1", "--set", "a=2"}, "a second time"},
+  };
+  for (BadLine line : lines) {
+    line.arguments.insert(line.arguments.begin(), {"verify", "--model", "m"});
+    expect_refused(line);
+  }
+}
+
+TEST(Options, ALineThatMakesNoSenseAsAWholeIsRefused) {
+  const std::vector<BadLine> lines = {
+      {{}, "no command"},
+      {{"--model", "m"}, "the command belongs"},
+      {{"--model", "m", "verify"}, "the command belongs"},
+      {{"verfy"}, "did you mean verify?"},
+      {{"frobnicate"}, "choose one"},
+      {{"verify"}, "no model"},
+      {{"verify", "--model", "m", "--config", "c"}, "both given"},
+      {{"verify", "--model", "m", "--tokens", "64", "--input", "f"}, "both given"},
+      {{"verify", "--model", "m", "--tp", "1", "--tp", "1"}, "given 2 times"},
+      {{"verify", "--model", "m", "--quiet", "--quiet"}, "given 2 times"},
+      {{"verify", "--model", "m", "--quiet", "--verbose"}, "contradict"},
+      {{"verify", "--model", "m", "--quiet=1"}, "takes no value"},
+      {{"verify", "--model", "m", "--device", "cpu", "--comm", "nccl"}, "both given"},
+      {{"verify", "--model", "m", "--json", "a", "--csv", "a"}, "both 'a'"},
+      {{"run", "--model", "m", "--output", "a", "--json", "a"}, "both 'a'"},
+      {{"verify", "--model", "m", "--toke", "5"}, "did you mean --tokens?"},
+      {{"verify", "--model", "m", "--dtpye=f32"}, "did you mean --dtype?"},
+      {{"verify", "--model", "m", "-tp", "5"}, "did you mean --tp?"},
+      {{"verify", "--model", "m", "--frobnicate"}, "unknown option"},
+      {{"verify", "--model", "m", "n"}, "'n' is not expected"},
+      {{"verify", "run", "--model", "m"}, "'run' is not expected"},
+      {{"verify", "--model", "m", "--", "--tp", "3"}, "'--' is not expected"},
+      {{"verify", "--model", "m", "++"}, "'++' is not expected"},
+      {{"make-model", "--output", "d"}, "no config"},
+      {{"make-model", "--config", "c"}, "no output"},
+  };
+  for (const BadLine& line : lines) expect_refused(line);
+}
+
+TEST(Options, AnOptionOfAnotherCommandIsRefusedByName) {
+  const std::vector<BadLine> lines = {
+      {{"verify", "--model", "m", "--hot"}, "--hot is not for verify"},
+      {{"run", "--model", "m", "--iterations", "3"}, "--iterations is not for run"},
+      {{"inspect", "--model", "m", "--warmup", "3"}, "--warmup is not for inspect"},
+      {{"run", "--model", "m", "--no-check"}, "--no-check is not for run"},
+      {{"bench", "--model", "m", "--ablate", "3"}, "--ablate is not for bench"},
+      {{"bench", "--model", "m", "--output", "f"}, "--output is not for bench"},
+      {{"run", "--model", "m", "--shards", "3"}, "--shards is not for run"},
+      {{"make-model", "--model", "m", "--output", "d"}, "--model is not for make-model"},
+      {{"make-model", "--config", "c", "--output", "d", "--tokens", "5"},
+       "--tokens is not for make-model"},
+  };
+  for (const BadLine& line : lines) expect_refused(line);
+}
+
+TEST(Options, AMessageStaysOneLineWhateverWasTyped) {
+  expect_refused({{"verify", "--model", "m", "--tp", "1\n2"}, "--tp"});
+  expect_refused({{"verify", "--model", "m", "--x\ny"}, "--x?y"});
+  const ParseResult result = parse({"verify", "--model", "m", "--tp", std::string(100000, '9')});
+  EXPECT_LT(result.text.size(), 1000U);
+}
+
+TEST(Options, EveryOptionArrives) {
+  const ParseResult result = parse({"run",
+                                    "--config",
+                                    "c.json",
+                                    "--set",
+                                    "hidden_size=8",
+                                    "--set",
+                                    "a=b=c",
+                                    "--layers",
+                                    "7,0-3",
+                                    "--tokens",
+                                    "6",
+                                    "--sequence-length",
+                                    "3",
+                                    "--token-split=5,1",
+                                    "--dtype",
+                                    "f16",
+                                    "--ablate",
+                                    "275,300",
+                                    "--tp",
+                                    "4",
+                                    "--ep",
+                                    "1",
+                                    "--device",
+                                    "cpu",
+                                    "--comm",
+                                    "mpi",
+                                    "--reduce",
+                                    "fast",
+                                    "--blocks=16",
+                                    "--threads",
+                                    "2",
+                                    "--seed",
+                                    "18446744073709551615",
+                                    "--timeout",
+                                    "1.5",
+                                    "--output",
+                                    "y",
+                                    "--json",
+                                    "j",
+                                    "--csv",
+                                    "c",
+                                    "--verbose",
+                                    "--dry-run"});
+  ASSERT_TRUE(result.options) << result.text;
+  const Options& o = *result.options;
+  EXPECT_EQ(o.command, Command::kRun);
+  EXPECT_EQ(o.config, "c.json");
+  EXPECT_THAT(o.set, ElementsAre(Pair("hidden_size", "8"), Pair("a", "b=c")));
+  EXPECT_THAT(o.layers, ElementsAre(7, 0, 1, 2, 3));
+  EXPECT_EQ(o.tokens, 6);
+  EXPECT_TRUE(o.tokens_given);
+  EXPECT_EQ(o.sequence_length, 3);
+  EXPECT_THAT(o.token_split, ElementsAre(5, 1));
+  EXPECT_EQ(o.dtype, DType::kF16);
+  EXPECT_THAT(o.ablate, ElementsAre(275, 300));
+  EXPECT_EQ(o.tp, 4);
+  EXPECT_EQ(o.device, DeviceKind::kCpu);
+  EXPECT_EQ(o.comm, CommKind::kMpi);
+  EXPECT_EQ(o.reduce, Reduce::kFast);
+  EXPECT_EQ(o.blocks, 16);
+  EXPECT_EQ(o.threads, 2);
+  EXPECT_EQ(o.seed, UINT64_MAX);
+  EXPECT_EQ(o.timeout, 1.5);
+  EXPECT_EQ(o.output, "y");
+  EXPECT_EQ(o.json, "j");
+  EXPECT_EQ(o.csv, "c");
+  EXPECT_TRUE(o.verbose);
+  EXPECT_TRUE(o.dry_run);
+}
+
+TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
+  const ParseResult bench = parse({"bench", "--config", "c", "--iterations", "5", "--warmup", "0",
+                                   "--hot", "--no-check", "--quiet"});
+  ASSERT_TRUE(bench.options) << bench.text;
+  EXPECT_EQ(bench.options->iterations, 5);
+  EXPECT_EQ(bench.options->warmup, 0);
+  EXPECT_TRUE(bench.options->hot);
+  EXPECT_FALSE(bench.options->check);
+  EXPECT_TRUE(bench.options->quiet);
+  const ParseResult made = parse({"make-model", "--config", "c", "--output", "d", "--shards", "3"});
+  ASSERT_TRUE(made.options) << made.text;
+  EXPECT_EQ(made.options->shards, 3);
+}
+
+TEST(Options, DefaultsAreThoseOfTheManual) {
+  const Options o = options_of({});
+  EXPECT_EQ(o.tokens, 64);
+  EXPECT_FALSE(o.tokens_given);
+  EXPECT_EQ(o.tp, 0);
+  EXPECT_EQ(o.blocks, 8);
+  EXPECT_EQ(o.seed, 0U);
+  EXPECT_EQ(o.timeout, 300);
+  EXPECT_EQ(o.reduce, Reduce::kExact);
+  EXPECT_FALSE(o.dtype.has_value());
+  EXPECT_TRUE(o.layers.empty());
+  EXPECT_TRUE(o.check);
+}
+
+TEST(Options, ValuesAreTakenAsTheyAre) {
+  EXPECT_EQ(options_of({"--json", "[a,b]"}).json, "[a,b]");
+  EXPECT_EQ(options_of({"--json=a=b"}).json, "a=b");
+  EXPECT_EQ(options_of({"--json", "-"}).json, "-");
+  EXPECT_THAT(options_of({"--set", "a="}).set, ElementsAre(Pair("a", "")));
+}
+
+TEST(Options, TheEchoNamesEveryOptionOnceInAFixedOrder) {
+  const Options plain = options_of({});
+  const Options other = options_of({"--layers", "0-3,7,8", "--set", "a=1", "--tp", "2", "--quiet"});
+  const auto before = plain.echo();
+  const auto after = other.echo();
+  ASSERT_EQ(before.size(), after.size());
+  std::set<std::string> names;
+  std::vector<std::string> changed;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    EXPECT_EQ(before[i].first, after[i].first);
+    EXPECT_TRUE(names.insert(before[i].first).second) << before[i].first;
+    if (before[i].second != after[i].second) {
+      changed.push_back(after[i].first + "=" + after[i].second);
+    }
+  }
+  EXPECT_THAT(changed, ElementsAre("set=a=1", "layers=0-3,7-8", "tp=2", "quiet=true"));
+  for (const char* name : {"command", "model", "config", "tokens", "seed", "timeout", "shards",
+                           "iterations", "warmup", "hot", "dry-run", "threads", "ablate"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+}
+
+TEST(Options, HelpAndVersionAreNoErrors) {
+  const ParseResult version = parse({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_FALSE(version.options.has_value());
+  EXPECT_THAT(version.text, ::testing::MatchesRegex("gatefold [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  for (const char* flag : {"--help", "-h"}) {
+    const ParseResult help = parse({flag});
+    EXPECT_EQ(help.exit_code, 0);
+    EXPECT_THAT(help.text, HasSubstr("make-model"));
+  }
+}
+
+TEST(Options, ACommandsHelpListsItsOwnOptionsOnly) {
+  const ParseResult bench = parse({"bench", "--help"});
+  EXPECT_EQ(bench.exit_code, 0);
+  EXPECT_THAT(bench.text, HasSubstr("--iterations N"));
+  EXPECT_THAT(bench.text, HasSubstr("--model DIR"));
+  EXPECT_THAT(bench.text, ::testing::Not(HasSubstr("--ablate")));
+  EXPECT_THAT(parse({"run", "--help"}).text, HasSubstr("--ablate LIST"));
+}
+
+}  // namespace
+}  // namespace gatefold
