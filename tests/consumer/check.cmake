@@ -1,5 +1,5 @@
-# cmake -DBUILD=… -DSOURCE=… [-DOPTIONS=…] -P check.cmake: installs the build, then configures,
-# builds and runs the consumer against what was installed.
+# cmake -DBUILD=… -DSOURCE=… -DMPIRUN=… -DMODEL=… [-DOPTIONS=…] -P check.cmake: installs the build,
+# then configures, builds and runs the consumer on three ranks against what was installed.
 set(prefix ${BUILD}/consumer/prefix)
 file(REMOVE_RECURSE ${BUILD}/consumer)
 
@@ -23,4 +23,4 @@ endforeach()
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD}/consumer/build
     -DCMAKE_PREFIX_PATH=${prefix} ${OPTIONS})
 run(${CMAKE_COMMAND} --build ${BUILD}/consumer/build)
-run(${BUILD}/consumer/build/consumer)
+run(${MPIRUN} -n 3 ${BUILD}/consumer/build/consumer ${MODEL})

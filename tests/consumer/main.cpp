@@ -1,19 +1,53 @@
-#include <gatefold/runtime/canonical.h>
+// One layer of a checkpoint inside someone else's MPI program.
+#include <gatefold/layers/mlp.h>
+#include <gatefold/layers/model_config.h>
+#include <gatefold/parallel/mpi_interop.h>
+#include <gatefold/runtime/checkpoint.h>
 #include <gatefold/runtime/error.h>
+#include <mpi.h>
 
 #include <cstdio>
+#include <vector>
 
-// What a program that links the installed package may count on.
-int main() {
+// Bits of the output that this group of ranks computes for `tokens` rows of ones.
+static unsigned long long run_layer(const char* directory, MPI_Comm comm, std::int64_t tokens) {
+  const gatefold::Checkpoint checkpoint(directory);
+  const auto config = gatefold::read_model_config(std::string(directory) + "/config.json");
+  const auto spec = gatefold::resolve_layer(config, 0, checkpoint);
+
+  const auto device = gatefold::make_cpu_device();
+  const auto tp = gatefold::make_mpi_communicator(comm);  // duplicates comm
+  gatefold::MlpOptions options;
+  options.linear.dtype = gatefold::DType::kBf16;
+  gatefold::Mlp mlp(spec, checkpoint, {device.get(), tp.get()}, options);
+
+  const std::vector<std::uint16_t> x(static_cast<std::size_t>(tokens * spec.hidden_size),
+                                     gatefold::float_to_bf16(1.0F));
+  std::vector<std::uint16_t> y(x.size());
+  mlp.reserve({tokens, tokens});  // from here on forward allocates nothing
+  mlp.forward(reinterpret_cast<const std::byte*>(x.data()), {tokens, tokens},
+              reinterpret_cast<std::byte*>(y.data()));
+
+  unsigned long long hash = 14695981039346656037ULL;
+  for (const std::uint16_t bits : y) hash = (hash ^ bits) * 1099511628211ULL;
+  return hash;
+}
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  int status = 0;
   try {
-    const gatefold::Blocks blocks{.width = 1536, .count = 8};
-    const gatefold::SumTree tree(blocks);
-    const auto roots = tree.local_plan(gatefold::owned_blocks(8, 3, 1)).roots;
-    std::printf("rank 1 of 3 ships %d roots; 100 rows make tiles of %lld\n", roots,
-                static_cast<long long>(gatefold::tile_rows(100)));
-    return roots > 0 ? 0 : 1;
+    // The whole world shares the layer; then every rank runs it alone. The bits must not differ.
+    const auto together = run_layer(argv[1], MPI_COMM_WORLD, 5);
+    const auto alone = run_layer(argv[1], MPI_COMM_SELF, 5);
+    status = together == alone ? 0 : 1;
+    std::printf("rank %d: %016llx together, %016llx alone\n", rank, together, alone);
   } catch (const gatefold::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return static_cast<int>(error.code());
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(error.code()));
   }
+  MPI_Finalize();
+  return status;
 }
