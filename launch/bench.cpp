@@ -98,6 +98,7 @@ class LayerBench {
   LayerBench(Job& job, std::int64_t layer);
   void run();
   void add_rows(Report& report) const;
+  const KernelChoice& kernel() const { return kernel_; }
   std::int64_t wrong() const { return wrong_; }
 
  private:
@@ -407,7 +408,8 @@ int bench(Job& job) {
   for (const std::int64_t layer : job.layers()) {
     LayerBench point(job, layer);
     point.run();
-    point.add_rows(report);
+    if (layer == job.layers().front()) report.fact("kernel", point.kernel().name);
+    if (job.world().rank() == 0) point.add_rows(report);
     wrong += point.wrong();
   }
   report.note(fmt::format("Out of bounds values : {} {}", wrong, wrong == 0 ? "OK" : "FAILED"));

@@ -129,12 +129,11 @@ void Job::make_grid() {
   const bool exact = options_.reduce == Reduce::kExact;
   const std::int64_t most = exact ? options_.blocks : world_->size();
   // inspect shows the plan of any --tp, and make-model needs none: both run on the ranks there are.
-  const bool shares = options_.command != Command::kInspect &&
-                      options_.command != Command::kMakeModel;
+  const bool shares =
+      options_.command != Command::kInspect && options_.command != Command::kMakeModel;
   const bool fits = world_->size() % std::max<std::int64_t>(1, options_.tp) == 0;
-  const std::int64_t tp = options_.tp > 0 && (shares || fits)
-                              ? options_.tp
-                              : default_tp(world_->size(), most);
+  const std::int64_t tp =
+      options_.tp > 0 && (shares || fits) ? options_.tp : default_tp(world_->size(), most);
   run_agreed(*world_, [&] {
     if (tp <= most) return;
     throw Error(ExitCode::kUsage,
@@ -164,8 +163,7 @@ FfnSpec Job::layer_spec(std::int64_t layer) const {
   FfnSpec spec;
   run_agreed(*world_, [&] {
     spec = resolve_layer(config_, layer, *source_);
-    if (!spec.swish_beta) return;
-    read_as_float(*source_, *spec.swish_beta, {0, 1}, {0, 1}, &spec.activation.beta);
+    spec.activation = load_activation(spec, *source_);
   });
   return spec;
 }
@@ -285,7 +283,11 @@ int print_plan(const Job& job, Report& report) {
 
 Report Job::report() const {
   Report report;
-  report.options(options_.echo());
+  Options resolved = options_;
+  resolved.layers = layers_;
+  resolved.dtype = dtype_;
+  if (resolved.tp == 0) resolved.tp = grid_->tp().size();
+  report.options(resolved.echo());
   report.fact("gatefold", GATEFOLD_VERSION);
   report.fact("model",
               fmt::format("{} ({})", options_.model.empty() ? config_.path : options_.model,

@@ -261,6 +261,7 @@ void explain(Report& report, std::int64_t layer, const char* what, const Compari
 /// Checks one layer, adds its row; the number of wrong values.
 std::int64_t check_layer(Job& job, std::int64_t layer, Report& report) {
   LayerCheck check(job, layer);
+  if (layer == job.layers().front()) report.fact("kernel", check.kernel().name);
   check.run_distributed();
   check.run_one_device();
   const Comparison bits = check.compare_bits();

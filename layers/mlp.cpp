@@ -35,7 +35,8 @@ Mlp::Mlp(const FfnSpec& spec, const TensorSource& source, const Place& place,
     : hidden_(spec.hidden_size),
       place_(place),
       options_(with_kernel(spec, place, options)),
-      gate_up_(gate_up_tensors(spec), spec.activation, source, place, options_.linear),
+      gate_up_(gate_up_tensors(spec), load_activation(spec, source), source, place,
+               options_.linear),
       down_(down_tensors(spec), source, place, options_.linear, RowParallelLinear::Input::kParallel,
             options_.output_rows) {}
 

@@ -159,6 +159,14 @@ Buffer BlockWeights::load_bias(Range rows, const WeightShape& shape) const {
   return to_device(*place_.device, packed);
 }
 
+Activation load_activation(const FfnSpec& spec, const TensorSource& source) {
+  Activation activation = spec.activation;
+  if (spec.swish_beta) {
+    read_as_float(source, *spec.swish_beta, {0, 1}, {0, 1}, &activation.beta);
+  }
+  return activation;
+}
+
 Buffer load_vector(const TensorSource& source, const TensorRef& ref, std::int64_t size, DType dtype,
                    Device& device) {
   return to_device(device, read_vector(source, ref, {0, size}, dtype));

@@ -101,6 +101,9 @@ class BlockWeights {
   std::size_t streamed_index_ = 0;
 };
 
+/// The layer's activation with a learnable beta, where it has one, read from `source` in fp32.
+Activation load_activation(const FfnSpec& spec, const TensorSource& source);
+
 /// A bias [ref rows] as fp32 on the device, rounded to `dtype` first.
 Buffer load_vector(const TensorSource& source, const TensorRef& ref, std::int64_t size, DType dtype,
                    Device& device);
