@@ -189,9 +189,9 @@ KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
     name = check.kernel;
   }
   if (!all_true(comm, rows)) {
-    return {GemmKernel::kPlain,
-            fmt::format("plain {} kernel (the library's tiles failed the self-check)",
-                        name_of(storage))};
+    const char* why = name.empty() ? "the library has no packed GEMM for this CPU"
+                                   : "the library's tiles failed the self-check";
+    return {GemmKernel::kPlain, fmt::format("plain {} kernel ({})", name_of(storage), why)};
   }
   const bool any_width = all_true(comm, columns);
   require_equal(comm, "self-check results", fmt::format("{:016x} by {}", fingerprint, name));

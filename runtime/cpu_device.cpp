@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <set>
 #include <vector>
@@ -139,19 +140,29 @@ class CpuDevice final : public Device {
                std::byte* out) override;
 
  private:
-  /// Calls body(i, thread) for i in [0, n), each thread a contiguous part.
+  /// Calls body(i, thread) for i in [0, n), each thread a contiguous part. Throws what the first
+  /// failing call threw: an exception must not leave an OpenMP region by itself.
   template <typename Body>
   void parallel(std::int64_t n, const Body& body) {
+    std::exception_ptr failure;
 #pragma omp parallel num_threads(threads_)
     {
       const DenormalsOn guard;
       const int thread = omp_get_thread_num();
 #pragma omp for schedule(static)
-      for (std::int64_t i = 0; i < n; ++i) body(i, thread);
+      for (std::int64_t i = 0; i < n; ++i) {
+        try {
+          body(i, thread);
+        } catch (...) {
+#pragma omp critical(gatefold_failure)
+          if (!failure) failure = std::current_exception();
+        }
+      }
     }
+    if (failure) std::rethrow_exception(failure);
   }
 
-  OnednnGemm& gemm(const OnednnGemm::Shape& shape, bool whole);
+  OnednnGemm* gemm(const OnednnGemm::Shape& shape, bool whole);
   float* scratch(int thread, std::int64_t floats);
   template <typename Use>
   void gemm_units(const Weight& weight, const Tiles& in, const Use& use);
@@ -215,17 +226,12 @@ void CpuDevice::store_rows(Weight& weight, std::int64_t first_row, std::int64_t 
   });
 }
 
-OnednnGemm& CpuDevice::gemm(const OnednnGemm::Shape& shape, bool whole) {
-  auto& entry = gemms_[{shape, whole}];
-  if (entry == nullptr) {
-    entry = OnednnGemm::create(shape, whole ? 1 : threads_, whole ? threads_ : 1);
-  }
-  if (entry == nullptr) {
-    throw Error(ExitCode::kUnavailable,
-                fmt::format("oneDNN has no packed {} matmul on this CPU; use --reduce exact",
-                            name_of(shape.storage)));
-  }
-  return *entry;
+/// Null where oneDNN has no kernel for packed weights on this CPU.
+OnednnGemm* CpuDevice::gemm(const OnednnGemm::Shape& shape, bool whole) {
+  const auto found = gemms_.find({shape, whole});
+  if (found != gemms_.end()) return found->second.get();
+  auto made = OnednnGemm::create(shape, whole ? 1 : threads_, whole ? threads_ : 1);
+  return gemms_.emplace(std::pair(shape, whole), std::move(made)).first->second.get();
 }
 
 void CpuDevice::prepare(const WeightShape& shape, DType storage, GemmKernel kernel,
@@ -317,10 +323,17 @@ void CpuDevice::multiply(const Weight& weight, const Tiles& in, const Unit& unit
   const std::byte* w = weight.data.data() + unit.first_group * kGroup * inputs * element;
   const bool whole = weight.kernel == GemmKernel::kLibraryWhole;
   // One row is our own kernel's in any case: the library takes twice its time.
-  const bool plain = weight.kernel == GemmKernel::kPlain || in.tile_rows == 1;
-  if (whole || !plain) {
-    gemms_.at({{in.tile_rows, inputs, columns, weight.storage}, whole})
-        ->run(whole ? 0 : thread, a, w, c);
+  const bool plain = weight.kernel == GemmKernel::kPlain || (in.tile_rows == 1 && !whole);
+  OnednnGemm* library =
+      plain ? nullptr : gemms_.at({{in.tile_rows, inputs, columns, weight.storage}, whole}).get();
+  if (library != nullptr) {
+    library->run(whole ? 0 : thread, a, w, c);
+  } else if (whole) {  // on a CPU that the library has no packed GEMM for
+    const std::int64_t group_bytes = inputs * kGroup * element;
+    parallel(unit.groups, [&](std::int64_t g, int) {
+      plain_gemm(weight.storage, a, in.rows, inputs, w + g * group_bytes, 1, c + g * kGroup,
+                 columns);
+    });
   } else {
     plain_gemm(weight.storage, a, in.tile_rows, inputs, w, unit.groups, c, columns);
   }

@@ -174,7 +174,6 @@ TEST(ExactRows, FastModeIsCloseToExact) {
   const auto world = make_mpi_communicator(MPI_COMM_WORLD);
   const auto device = make_cpu_device(1);
   const MemoryFfn ffn({128, 200, true, true});
-  if (make_cpu_device(1)->library().find("AVX2") != std::string::npos) return;
   for (const std::int64_t tokens : {1, 40}) {
     const auto x = in_dtype(noise(tokens * 128, 5, 1.7F), DType::kF32);
     MlpOptions options = options_for(DType::kF32);
