@@ -18,6 +18,7 @@
 #include "runtime/gemm_check.h"
 #include "runtime/onednn_gemm.h"
 #include "runtime/row_kernel.h"
+#include "runtime/sum_kernel.h"
 #include "runtime/tensor_source.h"
 
 namespace gatefold {
@@ -94,8 +95,10 @@ struct Unit {
   std::int64_t rows;
 };
 
-/// Rows that are activated together after a whole GEMM.
+/// Rows that are activated together after a whole GEMM, and rows of a group that are summed
+/// together.
 constexpr std::int64_t kWholeStep = 16;
+constexpr std::int64_t kSumRows = 64;
 
 class CpuDevice final : public Device {
  public:
@@ -167,8 +170,6 @@ class CpuDevice final : public Device {
   template <typename Use>
   void gemm_units(const Weight& weight, const Tiles& in, const Use& use);
   void multiply(const Weight& weight, const Tiles& in, const Unit& unit, int thread, float* c);
-  static void merge_rows(const Partials& stack, int height, int merges, const Unit& unit,
-                         const float* c);
 
   int threads_;
   std::vector<Buffer> scratch_;
@@ -390,27 +391,6 @@ void CpuDevice::gemm_activation(const Weight& weight, const float* bias,
   });
 }
 
-/// slot[height - merges] = the top `merges` values and this one, added in tree order.
-void CpuDevice::merge_rows(const Partials& stack, int height, int merges, const Unit& unit,
-                           const float* c) {
-  const std::int64_t ldc = unit.groups * kGroup;
-  for (std::int64_t g = 0; g < unit.groups; ++g) {
-    float* target =
-        stack.at(height - merges, unit.first_group + g) + unit.first_row * stack.row_stride;
-    for (std::int64_t r = 0; r < unit.rows; ++r) {
-      const float* own = c + r * ldc + g * kGroup;
-      std::array<float, kGroup> sum;
-      std::copy_n(own, kGroup, sum.begin());
-      for (int m = 1; m <= merges; ++m) {
-        const float* lower =
-            stack.at(height - m, unit.first_group + g) + (unit.first_row + r) * stack.row_stride;
-        for (std::size_t i = 0; i < kGroup; ++i) sum[i] = lower[i] + sum[i];
-      }
-      std::copy_n(sum.begin(), kGroup, target + r * stack.row_stride);
-    }
-  }
-}
-
 void CpuDevice::gemm_merge(const Weight& weight, const Tiles& h, const Partials& stack, int height,
                            int merges) {
   if (weight.kernel == GemmKernel::kLibraryWhole) {  // one root, made in place
@@ -418,61 +398,20 @@ void CpuDevice::gemm_merge(const Weight& weight, const Tiles& h, const Partials&
     if (h.rows > 0) multiply(weight, h, {0, weight.shape.groups(), 0, h.rows}, 0, stack.data);
     return;
   }
-  gemm_units(weight, h, [&](const Unit& unit, const float* c, std::int64_t) {
-    Unit valid = unit;
-    valid.rows = std::min(unit.rows, h.rows - unit.first_row);
-    merge_rows(stack, height, merges, valid, c);
+  gemm_units(weight, h, [&](const Unit& unit, const float* c, std::int64_t ldc) {
+    const std::int64_t rows = std::min(unit.rows, h.rows - unit.first_row);
+    for (std::int64_t g = 0; g < unit.groups; ++g) {
+      merge_group(stack, height, merges, unit.first_group + g, unit.first_row, rows, c + g * kGroup,
+                  ldc);
+    }
   });
 }
 
-namespace {
-
-void store(DType dtype, float value, std::byte* out, std::int64_t index) {
-  switch (dtype) {
-    case DType::kBf16: reinterpret_cast<std::uint16_t*>(out)[index] = float_to_bf16(value); break;
-    case DType::kF16: reinterpret_cast<std::uint16_t*>(out)[index] = float_to_f16(value); break;
-    case DType::kF32: reinterpret_cast<float*>(out)[index] = canonical_nan(value); break;
-  }
-}
-
-constexpr int kMaxDepth = 64;
-using Columns = std::array<float, kGroup>;
-
-/// Evaluates the merge plan for 64 columns of one row.
-Columns add_roots(const RootSum& sum, std::int64_t offset) {
-  std::array<Columns, kMaxDepth> stack;
-  std::size_t height = 0;
-  for (std::size_t leaf = 0; leaf < sum.roots.size(); ++leaf) {
-    std::copy_n(sum.roots[leaf] + offset, kGroup, stack[height].begin());
-    ++height;
-    for (int m = 0; m < sum.plan->merges[leaf]; ++m) {
-      --height;
-      for (std::size_t i = 0; i < kGroup; ++i) {
-        stack[height - 1][i] = stack[height - 1][i] + stack[height][i];
-      }
-    }
-  }
-  return stack[0];
-}
-
-}  // namespace
-
 void CpuDevice::sum_roots(const RootSum& sum) {
-  parallel(sum.groups * sum.rows, [&](std::int64_t i, int) {
-    const std::int64_t group = i / sum.rows;
-    const std::int64_t row = i % sum.rows;
-    Columns value = add_roots(sum, group * sum.group_stride + row * sum.row_stride);
-    const std::int64_t valid = std::min(kGroup, sum.columns - group * kGroup);
-    if (sum.bias != nullptr) {
-      for (std::int64_t c = 0; c < valid; ++c) {
-        auto& element = value[static_cast<std::size_t>(c)];
-        element = element + sum.bias[group * kGroup + c];
-      }
-    }
-    const std::int64_t first = group * sum.out_group_stride + row * sum.out_row_stride;
-    for (std::int64_t c = 0; c < valid; ++c) {
-      store(sum.dtype, value[static_cast<std::size_t>(c)], sum.out, first + c);
-    }
+  const std::int64_t steps = ceil_div(sum.rows, kSumRows);
+  parallel(sum.groups * steps, [&](std::int64_t i, int) {
+    const std::int64_t first = i % steps * kSumRows;
+    sum_group(sum, i / steps, first, std::min(kSumRows, sum.rows - first));
   });
 }
 
