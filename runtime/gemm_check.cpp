@@ -1,5 +1,6 @@
 #include "runtime/gemm_check.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -96,7 +97,9 @@ bool check_column_bits(std::int64_t rows, std::int64_t inputs, std::int64_t colu
   std::vector<float> cut(size(rows * piece));
   whole(tile.data(), weight.data(), at_once.data());
   bool same = true;
-  for (std::int64_t first = 0; first + piece <= columns; first += piece) {
+  // The last piece ends where the columns do, so that every column is compared.
+  for (std::int64_t begin = 0; begin < columns; begin += piece) {
+    const std::int64_t first = std::min(begin, columns - piece);
     part(tile.data(), weight.data() + first * inputs * size_of(storage), cut.data());
     for (std::int64_t r = 0; r < rows; ++r) {
       same = same && std::memcmp(cut.data() + r * piece, at_once.data() + r * columns + first,

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "runtime/device.h"
+
+namespace gatefold::testing {
+
+/// Passes every call on to another device and counts what is allocated.
+class CountingDevice final : public Device {
+ public:
+  explicit CountingDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
+
+  int allocations() const { return allocations_; }
+  std::int64_t allocated_bytes() const { return bytes_; }
+
+  std::string description() const override { return device_->description(); }
+  std::string library() const override { return device_->library(); }
+  DType storage(DType model) const override { return device_->storage(model); }
+  Buffer allocate(std::int64_t bytes) override {
+    ++allocations_;
+    bytes_ += bytes;
+    return device_->allocate(bytes);
+  }
+  void upload(std::byte* out, const std::byte* host, std::int64_t bytes) override {
+    device_->upload(out, host, bytes);
+  }
+  void download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
+    device_->download(host, in, bytes);
+  }
+  void synchronize() override { device_->synchronize(); }
+  Weight allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) override {
+    return device_->allocate_weight(shape, model, kernel);
+  }
+  void store_rows(Weight& weight, std::int64_t first_row, std::int64_t rows,
+                  const std::byte* host) override {
+    device_->store_rows(weight, first_row, rows, host);
+  }
+  void prepare(const WeightShape& shape, DType storage, GemmKernel kernel,
+               std::int64_t height) override {
+    device_->prepare(shape, storage, kernel, height);
+  }
+  SelfCheck self_check(const WeightShape& shape, DType storage) override {
+    return device_->self_check(shape, storage);
+  }
+  void tile_rows(const std::byte* x, std::int64_t x_stride, DType model, std::int64_t columns,
+                 const Tiles& out) override {
+    device_->tile_rows(x, x_stride, model, columns, out);
+  }
+  void untile_rows(const Tiles& in, DType model, std::int64_t columns, std::byte* out,
+                   std::int64_t out_stride) override {
+    device_->untile_rows(in, model, columns, out, out_stride);
+  }
+  void gemm_activation(const Weight& weight, const float* bias, const Activation& activation,
+                       DType model, const Tiles& x, const Tiles& h) override {
+    device_->gemm_activation(weight, bias, activation, model, x, h);
+  }
+  void gemm_merge(const Weight& weight, const Tiles& h, const Partials& stack, int height,
+                  int merges) override {
+    device_->gemm_merge(weight, h, stack, height, merges);
+  }
+  void sum_roots(const RootSum& sum) override { device_->sum_roots(sum); }
+  void ungroup(const std::byte* in, DType dtype, std::int64_t rows, std::int64_t columns,
+               std::byte* out) override {
+    device_->ungroup(in, dtype, rows, columns, out);
+  }
+
+ private:
+  std::unique_ptr<Device> device_;
+  int allocations_ = 0;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace gatefold::testing
