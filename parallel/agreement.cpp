@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <exception>
 #include <new>
 #include <optional>
 #include <vector>
@@ -27,6 +28,8 @@ std::optional<Failure> attempt(const std::function<void()>& step) {
     return Failure{error.code(), error.what()};
   } catch (const std::bad_alloc&) {
     return Failure{ExitCode::kOutOfMemory, "out of memory; use more ranks or fewer tokens"};
+  } catch (const std::exception& error) {  // or the peers would wait for this rank
+    return Failure{ExitCode::kBackend, fmt::format("unexpected error ({})", error.what())};
   }
   return std::nullopt;
 }

@@ -1,6 +1,11 @@
 #include "parallel/communicator.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstring>
+
+#include "runtime/error.h"
 
 namespace gatefold {
 namespace {
@@ -11,9 +16,7 @@ class SelfCommunicator final : public Communicator {
 
   std::string description() const override { return "self"; }
   void exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override {
-    for (std::size_t i = 0; i < sends.size(); ++i) {
-      std::memcpy(receives[i].data, sends[i].data, static_cast<std::size_t>(sends[i].bytes));
-    }
+    copy_own_pieces(0, sends, receives);
   }
   void all_gather_v(std::byte*, std::span<const std::int64_t>) override {}
   void broadcast(std::byte*, std::int64_t, int) override {}
@@ -26,6 +29,24 @@ class SelfCommunicator final : public Communicator {
 };
 
 }  // namespace
+
+void copy_own_pieces(int rank, std::span<const Transfer> sends,
+                     std::span<const Transfer> receives) {
+  const auto own = [rank](const Transfer& t) { return t.peer == rank && t.bytes > 0; };
+  auto receive = std::find_if(receives.begin(), receives.end(), own);
+  for (const Transfer& send : sends) {
+    if (!own(send)) continue;
+    const std::int64_t room = receive == receives.end() ? 0 : receive->bytes;
+    if (room != send.bytes) {
+      throw Error(ExitCode::kBackend,
+                  fmt::format("rank {} sends itself {} bytes but receives {} (both lists of an "
+                              "exchange must match); this is a fault of the caller",
+                              rank, send.bytes, room));
+    }
+    std::memcpy(receive->data, send.data, static_cast<std::size_t>(send.bytes));
+    receive = std::find_if(receive + 1, receives.end(), own);
+  }
+}
 
 std::unique_ptr<Communicator> make_self_communicator() {
   return std::make_unique<SelfCommunicator>();

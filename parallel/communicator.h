@@ -59,6 +59,10 @@ class Communicator {
   Progress* progress_;
 };
 
+/// The part of an exchange that a rank has with itself: its pieces, empty ones skipped, in the
+/// order of both lists. Throws Error 70 where the lists don't match.
+void copy_own_pieces(int rank, std::span<const Transfer> sends, std::span<const Transfer> receives);
+
 /// The group of one: what a single-device run uses.
 std::unique_ptr<Communicator> make_self_communicator();
 

@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <numeric>
-
 #include "runtime/error.h"
 
 namespace gatefold {
@@ -26,9 +23,13 @@ std::vector<Range> split_tokens(std::int64_t tokens, std::int64_t groups,
     for (std::int64_t g = 0; g < groups; ++g) parts.push_back(even_part(tokens, groups, g));
     return parts;
   }
-  const bool negative = std::any_of(split.begin(), split.end(), [](auto n) { return n < 0; });
-  const std::int64_t sum = std::accumulate(split.begin(), split.end(), std::int64_t{0});
-  if (static_cast<std::int64_t>(split.size()) != groups || negative || sum != tokens) {
+  std::int64_t left = tokens;  // counted down, so that huge counts can't overflow a sum
+  bool fits = static_cast<std::int64_t>(split.size()) == groups;
+  for (const std::int64_t n : split) {
+    fits = fits && n >= 0 && n <= left;
+    if (fits) left -= n;
+  }
+  if (!fits || left != 0) {
     throw Error(ExitCode::kUsage,
                 fmt::format("--token-split {} doesn't fit {} tokens in {} dp groups (one count a "
                             "group, none negative, {} in all); correct the counts",

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <limits>
 #include <vector>
 
 #include "parallel/mpi_check.h"
@@ -28,16 +28,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// MPI counts are ints; larger messages go in pieces of this many bytes.
-constexpr std::int64_t kMaxMessage = std::int64_t{1} << 30;
 constexpr int kTag = 7;
 
 class MpiCommunicator final : public Communicator {
  public:
+  static constexpr std::int64_t kFloatBytes = 4;
+
   MpiCommunicator(MPI_Comm comm, int rank, int size, const MpiOptions& options)
       : Communicator(rank, size, options.progress != nullptr ? options.progress : &own_progress_),
         comm_(comm),
-        timeout_(options.timeout_seconds) {}
+        timeout_(options.timeout_seconds),
+        max_message_(options.max_message_bytes) {}
 
   ~MpiCommunicator() override {
     int finalized = 0;
@@ -57,14 +58,15 @@ class MpiCommunicator final : public Communicator {
   }
 
   void exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override {
-    requests_.clear();
-    copy_own(sends, receives);
+    clear_requests();
+    copy_own_pieces(rank(), sends, receives);
     for (const Transfer& t : receives) {
       for_each_message(t, [this](std::byte* data, int bytes, int peer) {
         check(MPI_Irecv(data, bytes, MPI_BYTE, peer, kTag, comm_, &requests_.emplace_back()),
               "MPI_Irecv");
       });
     }
+    receives_ = requests_.size();
     for (const Transfer& t : sends) {
       for_each_message(t, [this](const std::byte* data, int bytes, int peer) {
         check(MPI_Isend(data, bytes, MPI_BYTE, peer, kTag, comm_, &requests_.emplace_back()),
@@ -92,9 +94,9 @@ class MpiCommunicator final : public Communicator {
   }
 
   void broadcast(std::byte* data, std::int64_t bytes, int root) override {
-    requests_.clear();
-    for (std::int64_t at = 0; at < bytes; at += kMaxMessage) {
-      check(MPI_Ibcast(data + at, static_cast<int>(std::min(kMaxMessage, bytes - at)), MPI_BYTE,
+    clear_requests();
+    for (std::int64_t at = 0; at < bytes; at += max_message_) {
+      check(MPI_Ibcast(data + at, static_cast<int>(std::min(max_message_, bytes - at)), MPI_BYTE,
                        root, comm_, &requests_.emplace_back()),
             "MPI_Ibcast");
     }
@@ -102,14 +104,14 @@ class MpiCommunicator final : public Communicator {
   }
 
   void barrier() override {
-    requests_.clear();
+    clear_requests();
     check(MPI_Ibarrier(comm_, &requests_.emplace_back()), "MPI_Ibarrier");
     wait("a barrier");
   }
 
   void all_reduce(float* data, std::int64_t count) override {
     progress().tick();
-    const std::int64_t most = kMaxMessage / size_of_float;
+    const std::int64_t most = max_message_ / kFloatBytes;
     for (std::int64_t at = 0; at < count; at += most) {
       check(MPI_Allreduce(MPI_IN_PLACE, data + at, static_cast<int>(std::min(most, count - at)),
                           MPI_FLOAT, MPI_SUM, comm_),
@@ -125,29 +127,21 @@ class MpiCommunicator final : public Communicator {
     int part_size = 0;
     check(MPI_Comm_rank(part, &part_rank), "MPI_Comm_rank");
     check(MPI_Comm_size(part, &part_size), "MPI_Comm_size");
-    const MpiOptions options{timeout_, &progress()};
+    const MpiOptions options{timeout_, &progress(), max_message_};
     return std::make_unique<MpiCommunicator>(part, part_rank, part_size, options);
   }
 
  private:
-  static constexpr std::int64_t size_of_float = 4;
-
-  void copy_own(std::span<const Transfer> sends, std::span<const Transfer> receives) const {
-    auto receive = receives.begin();
-    for (const Transfer& send : sends) {
-      if (send.peer != rank()) continue;
-      receive = std::find_if(receive, receives.end(),
-                             [this](const Transfer& t) { return t.peer == rank(); });
-      std::memcpy(receive->data, send.data, static_cast<std::size_t>(send.bytes));
-      ++receive;
-    }
+  void clear_requests() {
+    requests_.clear();
+    receives_ = 0;
   }
 
   template <typename Start>
   void for_each_message(const Transfer& transfer, const Start& start) const {
     if (transfer.peer == rank()) return;
-    for (std::int64_t at = 0; at < transfer.bytes; at += kMaxMessage) {
-      start(transfer.data + at, static_cast<int>(std::min(kMaxMessage, transfer.bytes - at)),
+    for (std::int64_t at = 0; at < transfer.bytes; at += max_message_) {
+      start(transfer.data + at, static_cast<int>(std::min(max_message_, transfer.bytes - at)),
             transfer.peer);
     }
   }
@@ -156,12 +150,13 @@ class MpiCommunicator final : public Communicator {
   /// core away; then sleeps, so that ranks that wait for a long step of another cost nothing.
   void wait(const char* what) {
     progress().tick();
+    statuses_.resize(requests_.size());
     const auto start = Clock::now();
     int done = 0;
     for (std::int64_t polls = 0;; ++polls) {
-      check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done,
-                        MPI_STATUSES_IGNORE),
-            "MPI_Testall");
+      const int status = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done,
+                                     statuses_.data());
+      if (status != MPI_SUCCESS) fail(status, what);
       if (done != 0) break;
       if (polls < 64) continue;
       const std::chrono::duration<double> waited = Clock::now() - start;
@@ -175,7 +170,27 @@ class MpiCommunicator final : public Communicator {
     progress().tick();
   }
 
-  [[noreturn]] void give_up(const char* what) const {
+  /// So that a late message doesn't land in memory that the caller has given up.
+  void cancel_receives() {
+    for (std::size_t i = 0; i < receives_; ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      MPI_Cancel(&requests_[i]);
+      MPI_Request_free(&requests_[i]);
+    }
+    receives_ = 0;
+  }
+
+  void fail(int status, const char* what) {
+    cancel_receives();
+    for (const MPI_Status& one : statuses_) {
+      const bool failed = one.MPI_ERROR != MPI_SUCCESS && one.MPI_ERROR != MPI_ERR_PENDING;
+      if (status == MPI_ERR_IN_STATUS && failed) check(one.MPI_ERROR, what);
+    }
+    check(status, what);
+  }
+
+  [[noreturn]] void give_up(const char* what) {
+    cancel_receives();
     throw Error(ExitCode::kTimeout,
                 fmt::format("no answer for {} s in {} during {} (a peer is lost, stuck or slower "
                             "than the deadline); look at its output, or raise --timeout",
@@ -184,13 +199,23 @@ class MpiCommunicator final : public Communicator {
 
   MPI_Comm comm_;
   double timeout_;
+  std::int64_t max_message_;
   Progress own_progress_;
   std::vector<MPI_Request> requests_;
+  std::vector<MPI_Status> statuses_;
+  std::size_t receives_ = 0;  // of requests_, the first ones
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm comm, const MpiOptions& options) {
+  const std::int64_t piece = options.max_message_bytes;
+  if (piece < MpiCommunicator::kFloatBytes || piece > std::numeric_limits<int>::max()) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("max_message_bytes {} (MPI counts are ints, and a piece holds at least "
+                            "one float); use 4 to 2147483647",
+                            piece));
+  }
   MPI_Comm own = MPI_COMM_NULL;
   check(MPI_Comm_dup(comm, &own), "MPI_Comm_dup");
   check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
