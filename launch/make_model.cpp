@@ -231,8 +231,8 @@ void describe(const Job& job, const std::vector<Shard>& shards, Report& report) 
                           job.options().output, tensors, layers,
                           human(static_cast<double>(bytes), "B"), name_of(job.dtype())));
   if (!job.options().layers.empty()) {
-    report.note(fmt::format("its config names {} layers: read it with --layers",
-                            job.config().num_layers));
+    report.note(
+        fmt::format("its config names {} layers: read it with --layers", job.config().num_layers));
   }
 }
 

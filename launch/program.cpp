@@ -1,6 +1,8 @@
 #include "launch/program.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
@@ -17,6 +19,14 @@
 namespace gatefold {
 namespace {
 
+/// A descriptor that the caller closed must not become one of MPI's sockets, with the report in it.
+void hold_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest free number is `stream`; writing to it fails.
+    if (::fcntl(stream, F_GETFD) < 0) static_cast<void>(::open("/dev/null", O_RDONLY));
+  }
+}
+
 /// Prints help, version or an error; the exit code.
 int show(const ParseResult& parsed) {
   if (parsed.exit_code != 0) {
@@ -25,7 +35,9 @@ int show(const ParseResult& parsed) {
   }
   const std::string& text = parsed.text;
   const bool printed = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  return static_cast<int>(printed && std::fflush(stdout) == 0 ? ExitCode::kOk : ExitCode::kOutput);
+  if (printed && std::fflush(stdout) == 0) return static_cast<int>(ExitCode::kOk);
+  fmt::print(stderr, "gatefold: can't print (standard output is closed or full); reopen it\n");
+  return static_cast<int>(ExitCode::kOutput);
 }
 
 bool same_everywhere(Communicator& world, std::string_view text) {
@@ -112,7 +124,8 @@ int end_with(const Error& error, int rank, int ranks) {
 }  // namespace
 
 int run_program(int argc, char** argv, const Seams& seams) {
-  std::signal(SIGPIPE, SIG_IGN);  // a closed standard output is an error like others
+  hold_standard_streams();
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error like others
   const ParseResult parsed = parse_options(argc, argv);
   // Alone there is nobody to agree with, and help must not need a working MPI.
   if (!parsed.options && launched_processes() <= 1) return show(parsed);
@@ -121,8 +134,8 @@ int run_program(int argc, char** argv, const Seams& seams) {
   int ranks = 1;
   std::optional<Session> session;
   try {
-    session.emplace(&argc, &argv);
-    session->start(parsed.options.value_or(Options{}).timeout);
+    session.emplace(&argc, &argv, parsed.options.value_or(Options{}).timeout);
+    session->start();
     rank = session->world().rank();
     ranks = session->world().size();
     return run_ranks(session->world(), parsed, seams);

@@ -182,6 +182,7 @@ std::string Report::table() const {
     for (std::size_t c = 0; c < columns_.size(); ++c) {
       text += (c == 0 ? " " : "  ") + right_aligned(cell(c), widths[c]);
     }
+    text.erase(text.find_last_not_of(' ') + 1);
     return text + '\n';
   };
   std::string text = comment("") + line('#', [&](std::size_t c) { return columns_[c].name; });

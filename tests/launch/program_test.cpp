@@ -1,0 +1,454 @@
+// Runs the program itself, alone and under mpirun, and looks at what it prints and ends with.
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "runtime/safetensors.h"
+
+namespace gatefold {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const std::string kSource = GATEFOLD_SOURCE_DIR;
+const std::string kProgram = GATEFOLD_PROGRAM;
+const std::string kFixture = kSource + "/tests/fixtures/smollm2-135m-instruct";
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string error;
+
+  /// What the program itself said on standard error, without mpirun's words.
+  std::vector<std::string> complaints() const {
+    std::vector<std::string> lines;
+    std::istringstream stream(error);
+    for (std::string line; std::getline(stream, line);) {
+      if (line.find("gatefold: ") != std::string::npos) lines.push_back(line);
+    }
+    return lines;
+  }
+};
+
+class Program : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    ::setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    ::setenv("OMP_NUM_THREADS", "1", 1);
+  }
+  void SetUp() override {
+    folder_ = fs::path(::testing::TempDir()) / ("gatefold_program_" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  /// Runs a shell command under a time limit.
+  Outcome shell(const std::string& command) const {
+    const std::string script = path("command.sh");
+    std::ofstream(script) << command << '\n';
+    const std::string whole =
+        "timeout 100 bash " + script + " >" + path("out") + " 2>" + path("error") + " </dev/null";
+    const int status = std::system(whole.c_str());
+    Outcome outcome;
+    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    outcome.out = content_of(path("out"));
+    outcome.error = content_of(path("error"));
+    return outcome;
+  }
+  Outcome alone(const std::string& arguments) const { return shell(kProgram + " " + arguments); }
+  Outcome on_ranks(int ranks, const std::string& arguments) const {
+    return shell(std::string(GATEFOLD_MPIRUN) + " -n " + std::to_string(ranks) + " " + kProgram +
+                 " " + arguments);
+  }
+  /// Rank 0 with `first`, rank 1 with `second`.
+  Outcome on_two(const std::string& first, const std::string& second) const {
+    return shell(std::string(GATEFOLD_MPIRUN) + " -n 1 " + kProgram + " " + first + " : -n 1 " +
+                 kProgram + " " + second);
+  }
+
+  std::vector<float> read_f32(const std::string& file, const std::string& tensor) const {
+    const SafetensorsFile opened(file);
+    const SafetensorsEntry& entry = opened.header().tensors.at(tensor);
+    EXPECT_EQ(entry.dtype, "F32");
+    std::vector<float> values((entry.end - entry.begin) / sizeof(float));
+    opened.read(tensor, 0, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+
+  /// The tensor in whichever shard of `folder` holds it.
+  std::vector<float> find_f32(const std::string& folder, const std::string& tensor) const {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().extension() != ".safetensors") continue;
+      const std::string file = entry.path().string();
+      if (SafetensorsFile(file).header().tensors.contains(tensor)) return read_f32(file, tensor);
+    }
+    ADD_FAILURE() << "no " << tensor << " in " << folder;
+    return std::vector<float>(48);
+  }
+
+  void write_tensors(const std::string& file, const std::vector<SafetensorsWriter::Tensor>& tensors,
+                     const std::vector<std::vector<float>>& values) const {
+    SafetensorsWriter writer(file, tensors);
+    for (const auto& one : values) writer.append(std::as_bytes(std::span(one)));
+    writer.finish();
+  }
+
+  /// H 16, I 4, silu; for x = [1, 0, …] gate i is `gates[i]`, up i is 10 (i + 1), and y[0] the sum
+  /// over i of silu(gate i) times up i.
+  void write_small_model(const std::vector<float>& gates) const {
+    fs::create_directories(path("model"));
+    std::ofstream(path("model/config.json"))
+        << R"({"model_type": "llama", "hidden_size": 16, "intermediate_size": 4,
+               "num_hidden_layers": 1, "hidden_act": "silu", "torch_dtype": "float32"})";
+    std::vector<float> gate(64), up(64), down(64);
+    for (std::size_t i = 0; i < 4; ++i) {
+      gate[i * 16] = gates[i];
+      up[i * 16] = 10.0F * static_cast<float>(i + 1);
+      down[i] = 1.0F;
+    }
+    const std::string mlp = "model.layers.0.mlp.";
+    write_tensors(path("model/model.safetensors"),
+                  {{mlp + "gate_proj.weight", "F32", {4, 16}},
+                   {mlp + "up_proj.weight", "F32", {4, 16}},
+                   {mlp + "down_proj.weight", "F32", {16, 4}}},
+                  {gate, up, down});
+  }
+  void write_tokens(const std::vector<float>& x, std::int64_t hidden) const {
+    const auto tokens = static_cast<std::int64_t>(x.size()) / hidden;
+    write_tensors(path("x.safetensors"), {{"x", "F32", {tokens, hidden}}}, {x});
+  }
+
+ private:
+  fs::path folder_;
+};
+
+void expect_one_complaint(const Outcome& outcome, int code, const std::string& says) {
+  EXPECT_EQ(outcome.code, code) << outcome.error;
+  const std::vector<std::string> lines = outcome.complaints();
+  ASSERT_EQ(lines.size(), 1U) << outcome.error;
+  EXPECT_THAT(lines[0], HasSubstr(says));
+  EXPECT_TRUE(lines[0].starts_with("gatefold: ")) << lines[0];
+  EXPECT_THAT(outcome.out, IsEmpty());
+}
+
+std::string gpt2() { return "--config " + kSource + "/configs/gpt2.json"; }
+
+TEST_F(Program, HelpAndVersionArePrintedOnceAndEndWell) {
+  for (const Outcome& outcome : {alone("--version"), on_ranks(3, "--version")}) {
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_THAT(outcome.out, ::testing::MatchesRegex("gatefold [0-9.]+\n"));
+  }
+  EXPECT_THAT(alone("run --help").out, HasSubstr("--ablate LIST"));
+}
+
+TEST_F(Program, ABadCommandLineIsOneLineHoweverManyRanksThereAre) {
+  expect_one_complaint(alone("verify --model m --tp 4x"), 64, "'x' is left over");
+  expect_one_complaint(on_ranks(3, "verify --model m --tp 4x"), 64, "'x' is left over");
+  expect_one_complaint(alone(""), 64, "no command");
+}
+
+TEST_F(Program, RanksThatWereStartedDifferentlyEndTogetherAndSayWhere) {
+  expect_one_complaint(on_two("inspect " + gpt2(), "inspect " + gpt2() + " --seed 3"), 64,
+                       "rank 1 has --seed 3, rank 0 has 0");
+  expect_one_complaint(on_two("inspect " + gpt2(), "verify " + gpt2()), 64,
+                       "rank 1 has command verify, rank 0 has inspect");
+  expect_one_complaint(on_two("inspect " + gpt2(), "inspect --tp 0"), 64, "rank 1: --tp '0'");
+  expect_one_complaint(on_two("inspect --tp 0", "inspect " + gpt2()), 64, "rank 0: --tp '0'");
+  expect_one_complaint(on_two("inspect " + gpt2(), "--help"), 64, "some ranks print help");
+}
+
+TEST_F(Program, AnErrorOfTheSetUpIsPrintedOnceWithItsCode) {
+  expect_one_complaint(on_ranks(2, "verify --config " + path("none.json")), 66, "can't be opened");
+  std::ofstream(path("bad.json")) << "{";
+  expect_one_complaint(alone("verify --config " + path("bad.json")), 65, "not JSON");
+  expect_one_complaint(on_ranks(3, "verify " + gpt2() + " --tp 2"), 64, "does not divide");
+  expect_one_complaint(alone("run " + gpt2() + " --layers 0,1"), 64, "give --layers N");
+  expect_one_complaint(alone("run " + gpt2() + " --ablate 3072"), 64, "use 0 to 3071");
+  expect_one_complaint(alone("inspect " + gpt2() + " --layers 12"), 64, "0-11");
+  expect_one_complaint(alone("inspect " + gpt2() + " --tp 9"), 64, "--blocks 8");
+}
+
+TEST_F(Program, AnOutputThatCantBeWrittenIsRefusedBeforeAnyWork) {
+  for (const char* option : {"--output", "--json", "--csv"}) {
+    const std::string bad = std::string(" ") + option + " " + path("missing/file");
+    expect_one_complaint(alone("run --model /nowhere" + bad), 74, "cannot write");
+  }
+  // A pipe, not /dev/null: were it replaced, a root user would miss it.
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  expect_one_complaint(on_ranks(2, "verify " + gpt2() + " --json " + path("pipe")), 74,
+                       "cannot write");
+}
+
+TEST_F(Program, AClosedOrFullStandardOutputIsAnErrorNotACrash) {
+  const std::string command = kProgram + " inspect " + gpt2();
+  EXPECT_EQ(shell(command + " >&-").code, 74);
+  EXPECT_EQ(shell(command + " >/dev/full").code, 74);
+  EXPECT_EQ(shell(kProgram + " --help >/dev/full").code, 74);
+  const Outcome piped = shell("{ sleep 1; " + command + "; } | true; exit ${PIPESTATUS[0]}");
+  EXPECT_EQ(piped.code, 74) << piped.error;
+}
+
+TEST_F(Program, SeveralProcessesThatAreEachAWorldOfOneAreNoPass) {
+  const Outcome outcome = shell("SLURM_STEP_NUM_TASKS=4 " + kProgram + " inspect " + gpt2());
+  expect_one_complaint(outcome, 64, "started 4 processes");
+}
+
+TEST_F(Program, ADryRunShowsWhoOwnsWhatAndComputesNothing) {
+  const Outcome outcome =
+      on_ranks(3, "run " + gpt2() + " --tokens 7 --dry-run --output " + path("y.safetensors"));
+  EXPECT_EQ(outcome.code, 0) << outcome.error;
+  EXPECT_THAT(outcome.out, HasSubstr("[768,1920)"));
+  EXPECT_FALSE(fs::exists(path("y.safetensors")));
+}
+
+TEST_F(Program, QuietPrintsTheClosingLinesOnly) {
+  const Outcome outcome = alone("verify --quiet --model " + kFixture);
+  EXPECT_EQ(outcome.code, 0) << outcome.error;
+  EXPECT_EQ(outcome.out, "# Out of bounds values : 0 OK\n");
+}
+
+TEST_F(Program, InspectSaysWhatAModelIsMadeOf) {
+  const Outcome outcome = alone("inspect --config " + kSource +
+                                "/configs/qwen3.5-0.8b.json --tp 3 --json " + path("report.json"));
+  EXPECT_EQ(outcome.code, 0) << outcome.error;
+  EXPECT_THAT(outcome.out, HasSubstr("11.01 M parameters a layer, 264 M for 24, 22.0 MB a layer "
+                                     "and 528 MB in all read per bf16 token"));
+  // 8 blocks of 448 columns over 3 ranks: 2, 3, 3.
+  EXPECT_THAT(outcome.out, HasSubstr("rank 0  blocks 0-1  columns 0-895"));
+  EXPECT_THAT(outcome.out, HasSubstr("rank 2  blocks 5-7  columns 2240-3583"));
+  const auto json = nlohmann::json::parse(content_of(path("report.json")));
+  EXPECT_EQ(json["rows"][0]["parameters"], 11010048);
+  EXPECT_EQ(json["rows"][0]["layers"], "0-23");
+  EXPECT_EQ(json["options"]["command"], "inspect");
+}
+
+TEST_F(Program, InspectCountsTheWholeModelWhereItsConfigAllowsIt) {
+  const auto says = [&](const std::string& config) {
+    return alone("inspect --quiet --config " + kSource + "/configs/" + config).out;
+  };
+  EXPECT_THAT(says("llama-3.1-8b.json"), HasSubstr("of the model's 8.03 G parameters"));
+  EXPECT_THAT(says("qwen3-0.6b.json"), HasSubstr("of the model's 596 M parameters"));
+  EXPECT_THAT(says("gpt2.json"), HasSubstr("of the model's 124 M parameters"));
+  EXPECT_THAT(says("gemma-3-270m.json"), HasSubstr("of the model's 268 M parameters"));
+  EXPECT_THAT(says("qwen3.5-0.8b.json"), Not(HasSubstr("of the model's")));
+}
+
+TEST_F(Program, InspectMissesATensorThatTheModelPromises) {
+  fs::create_directories(path("model"));
+  fs::copy(kFixture + "/model.safetensors", path("model/model.safetensors"));
+  std::string config = content_of(kFixture + "/config.json");
+  config.replace(config.find("\"num_hidden_layers\": 1"), 22, "\"num_hidden_layers\": 2");
+  std::ofstream(path("model/config.json")) << config;
+  expect_one_complaint(alone("inspect --model " + path("model")), 65, "layers.1.");
+}
+
+TEST_F(Program, InspectCountsHowFarTheGatesOpen) {
+  // silu: 0.73, 0.15, -0.27, -0.07 for the one token that opens them; 0 for the others.
+  write_small_model({1.0F, 0.25F, -1.0F, -0.15F});
+  std::vector<float> x(4 * 16);
+  x[0] = 1.0F;
+  write_tokens(x, 16);
+  for (const int ranks : {1, 4}) {
+    const Outcome outcome = on_ranks(
+        ranks, "inspect --tp " + std::string(ranks == 1 ? "1" : "2") + " --model " + path("model") +
+                   " --input " + path("x.safetensors") + " --json " + path("report.json"));
+    ASSERT_EQ(outcome.code, 0) << outcome.error;
+    const auto json = nlohmann::json::parse(content_of(path("report.json")));
+    EXPECT_EQ(json["rows"][0]["gate_open"], 2.0 / 16);
+    EXPECT_EQ(json["rows"][0]["gate_closed"], 1.0 / 16);
+  }
+}
+
+TEST_F(Program, RunWritesTheSameYFromEveryGrid) {
+  const std::string common = "run --model " + kFixture + " --input " + kFixture +
+                             "/tokens.safetensors --output " + path("y.safetensors");
+  ASSERT_EQ(alone(common).code, 0);
+  const std::string expected = content_of(path("y.safetensors"));
+  for (const char* grid : {"--tp 3", "--tp 1 --token-split 90,0,6"}) {
+    const Outcome outcome = on_ranks(3, common + " " + grid);
+    ASSERT_EQ(outcome.code, 0) << outcome.error;
+    EXPECT_TRUE(content_of(path("y.safetensors")) == expected) << grid;
+  }
+  const SafetensorsFile file(path("y.safetensors"));
+  EXPECT_EQ(file.header().tensors.at("y").dtype, "BF16");
+  EXPECT_THAT(file.header().tensors.at("y").shape, ElementsAre(96, 576));
+}
+
+TEST_F(Program, AblationTakesAwayExactlyTheChannel) {
+  write_small_model({1, 2, 3, 4});
+  std::vector<float> x(16);
+  x[0] = 1.0F;
+  write_tokens(x, 16);
+  const std::string common = "run --model " + path("model") + " --input " + path("x.safetensors") +
+                             " --output " + path("y.safetensors");
+  ASSERT_EQ(on_ranks(2, common).code, 0);
+  const float whole = read_f32(path("y.safetensors"), "y")[0];
+  EXPECT_NEAR(whole, 285.396347, 1e-4 * 285);
+  ASSERT_EQ(on_ranks(2, common + " --ablate 3").code, 0);
+  const std::vector<float> y = read_f32(path("y.safetensors"), "y");
+  const std::vector<float> delta = read_f32(path("y.safetensors"), "delta");
+  EXPECT_NEAR(y[0], 285.396347 - 40 * 3.928055, 1e-4 * 285);
+  EXPECT_EQ(delta[0], whole - y[0]);
+  for (std::size_t i = 1; i < 16; ++i) EXPECT_EQ(y[i], 0.0F);
+}
+
+TEST_F(Program, AblationKnowsTransposedFusedAndBiasedWeights) {
+  // y is a sum over channels and a bias: what two halves take away is all but the bias.
+  const std::pair<std::string, std::string> families[] = {
+      {"gpt2", "transformer.h.1.mlp.c_proj.bias"},
+      {"llama_bias", "model.layers.1.mlp.down_proj.bias"},
+      {"phi3", ""},
+  };
+  for (const auto& [family, bias_name] : families) {
+    SCOPED_TRACE(family);
+    const std::string folder = kSource + "/tests/golden/" + family + "/f32";
+    const auto delta = [&](const std::string& channels, const char* tensor) {
+      const Outcome outcome =
+          alone("run --layers 1 --model " + folder + " --input " + folder +
+                "/golden.safetensors --ablate " + channels + " --output " + path("y.safetensors"));
+      EXPECT_EQ(outcome.code, 0) << outcome.error;
+      return read_f32(path("y.safetensors"), tensor);
+    };
+    const auto list = [](int begin, int end) {
+      std::string text = std::to_string(begin);
+      for (int i = begin + 1; i < end; ++i) text.append(",").append(std::to_string(i));
+      return text;
+    };
+    const std::vector<float> first = delta(list(0, 37), "delta");
+    const std::vector<float> second = delta(list(37, 80), "delta");
+    const std::vector<float> bias = delta(list(0, 80), "y");
+    const std::vector<float> y = read_f32(folder + "/golden.safetensors", "y.1");
+    const std::vector<float> stored =
+        bias_name.empty() ? std::vector<float>(48) : find_f32(folder, bias_name);
+    ASSERT_EQ(first.size(), y.size());
+    float largest = 0;
+    for (const float v : y) largest = std::max(largest, std::abs(v));
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      ASSERT_NEAR(first[i] + second[i] + bias[i], y[i], 1e-4 * largest) << i;
+      ASSERT_EQ(bias[i], stored[i % 48]) << i;
+    }
+  }
+}
+
+TEST_F(Program, ANanTokenGivesANanRowAndOneWarning) {
+  write_small_model({1, 2, 3, 4});
+  std::vector<float> x(3 * 16, 0.5F);
+  x[16 + 5] = std::numeric_limits<float>::quiet_NaN();
+  write_tokens(x, 16);
+  const Outcome outcome =
+      on_ranks(2, "run --quiet --model " + path("model") + " --input " + path("x.safetensors") +
+                      " --json " + path("report.json") + " --output " + path("y.safetensors"));
+  EXPECT_EQ(outcome.code, 0) << outcome.error;
+  EXPECT_THAT(outcome.out, HasSubstr("warning: 1 of 3 rows of y hold NaN, the first is row 1"));
+  const std::vector<float> y = read_f32(path("y.safetensors"), "y");
+  for (std::size_t i = 0; i < 48; ++i) EXPECT_EQ(std::isnan(y[i]), i / 16 == 1) << i;
+  const auto json = nlohmann::json::parse(content_of(path("report.json")));
+  EXPECT_TRUE(json["rows"][0]["max"].is_number());
+}
+
+TEST_F(Program, AMadeModelGivesTheFingerprintOfItsSeed) {
+  const std::string config = kSource + "/configs/smollm2-135m.json";
+  const auto fingerprints = [&](const std::string& arguments) {
+    const Outcome outcome = alone("verify --quiet --layers 0-1 --tokens 5 " + arguments +
+                                  " --json " + path("report.json"));
+    EXPECT_EQ(outcome.code, 0) << outcome.error;
+    std::vector<std::string> found;
+    for (const auto& row : nlohmann::json::parse(content_of(path("report.json")))["rows"]) {
+      found.push_back(row["fingerprint"]);
+    }
+    return found;
+  };
+  for (const char* dtype : {"", " --dtype f32"}) {
+    const std::string seeded = "--config " + config + " --seed 7" + dtype;
+    const Outcome made =
+        on_ranks(2, "make-model " + seeded + " --layers 0-1 --shards 3 --output " + path("made"));
+    ASSERT_EQ(made.code, 0) << made.error;
+    EXPECT_EQ(fingerprints(seeded), fingerprints("--seed 7 --model " + path("made")));
+    fs::remove_all(path("made"));
+  }
+}
+
+TEST_F(Program, AMadeModelHasItsFamilysNamesShapesAndFiles) {
+  const std::string made = path("made");
+  ASSERT_EQ(alone("make-model " + gpt2() + " --set n_embd=24 --set n_layer=2 --dtype f16 " +
+                  "--shards 4 --output " + made)
+                .code,
+            0);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(made)) {
+    names.push_back(entry.path().filename().string());
+  }
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre(
+                         "config.json", "model.safetensors.index.json",
+                         "model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors",
+                         "model-00003-of-00004.safetensors", "model-00004-of-00004.safetensors"));
+  const auto index = nlohmann::json::parse(content_of(made + "/model.safetensors.index.json"));
+  const auto& map = index["weight_map"];
+  EXPECT_EQ(map.size(), 8U);
+  const std::string name = "transformer.h.1.mlp.c_fc.weight";
+  const SafetensorsFile file(made + "/" + map[name].get<std::string>());
+  EXPECT_EQ(file.header().tensors.at(name).dtype, "F16");
+  EXPECT_THAT(file.header().tensors.at(name).shape, ElementsAre(24, 96));
+  EXPECT_EQ(index["metadata"]["total_size"], 2 * 2 * (24 * 96 * 2 + 96 + 24));
+  const auto config = nlohmann::json::parse(content_of(made + "/config.json"));
+  EXPECT_EQ(config["n_embd"], 24);
+  EXPECT_EQ(config["dtype"], "float16");
+  EXPECT_EQ(alone("verify --quiet --model " + made).code, 0);
+}
+
+TEST_F(Program, MakeModelTouchesNoDirectoryThatHoldsAnything) {
+  fs::create_directories(path("full"));
+  std::ofstream(path("full/precious")) << "x";
+  std::ofstream(path("file")) << "x";
+  const std::string small = gpt2() + " --set n_embd=24 --layers 0";
+  const auto make = [&](const std::string& output) {
+    return on_ranks(2, "make-model " + small + " --output " + output);
+  };
+  expect_one_complaint(make(path("full")), 74, "isn't empty");
+  expect_one_complaint(make(path("file")), 74, "is no directory");
+  expect_one_complaint(make(path("missing/made")), 74, "cannot write");
+  EXPECT_EQ(content_of(path("full/precious")), "x");
+  fs::create_directories(path("empty"));
+  EXPECT_EQ(make(path("empty")).code, 0);
+  EXPECT_TRUE(fs::exists(path("empty/model.safetensors")));
+  expect_one_complaint(alone("make-model " + small + " --shards 5 --output " + path("made")), 64,
+                       "4 tensors");
+  EXPECT_EQ(alone("make-model --dry-run " + small + " --output " + path("made")).code, 0);
+  EXPECT_FALSE(fs::exists(path("made")));
+  // A file that grows beyond the limit, as on a full disk.
+  const Outcome full = shell("trap '' XFSZ; ulimit -f 8000; " + kProgram + " make-model --config " +
+                             kSource + "/configs/smollm2-135m.json --output " + path("made"));
+  expect_one_complaint(full, 74, "File too large");
+  EXPECT_FALSE(fs::exists(path("made")));
+  for (const auto& entry : fs::directory_iterator(path("."))) {
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".gatefold-")));
+  }
+}
+
+}  // namespace
+}  // namespace gatefold
