@@ -169,7 +169,7 @@ std::vector<LayerKind> find_kinds(const Job& job) {
   return kinds;
 }
 
-std::vector<Column> columns_of(bool with_gates) {
+std::vector<Column> columns_of(bool with_gates, const FfnSpec& spec) {
   std::vector<Column> columns = {{"layers", "", "layers"},
                                  {"kind", "", "kind"},
                                  {"act", "", "activation"},
@@ -180,8 +180,9 @@ std::vector<Column> columns_of(bool with_gates) {
                                  {"parameters", "a layer", "parameters"},
                                  {"read", "B/token", "bytes_per_token"}};
   if (with_gates) {
-    columns.push_back({"act(gate)", "> 0.1", "gate_open"});
-    columns.push_back({"act(gate)", "< -0.1", "gate_closed"});
+    const std::string name = spec.gated() ? "act(gate)" : "act(up)";
+    columns.push_back({name, "> 0.1", "gate_open"});
+    columns.push_back({name, "< -0.1", "gate_closed"});
   }
   return columns;
 }
@@ -202,7 +203,7 @@ std::vector<Cell> cells_of(const Job& job, const FfnSpec& spec, const std::strin
 /// One row per kind of layer, or with tokens one per layer.
 void add_rows(const Job& job, const std::vector<LayerKind>& kinds, Report& report) {
   const bool with_gates = job.options().tokens_given || !job.options().input.empty();
-  report.columns(columns_of(with_gates));
+  report.columns(columns_of(with_gates, kinds.front().spec));
   if (!with_gates) {
     for (const auto& [spec, layers] : kinds) {
       report.row(cells_of(job, spec, layer_text(layers)));
