@@ -56,6 +56,16 @@ std::int64_t tile_height(GemmKernel kernel, const RowCount& rows) {
   return tile_rows(rows.global);
 }
 
+std::vector<std::int64_t> tile_heights(GemmKernel kernel, const RowCount& rows) {
+  if (kernel == GemmKernel::kLibraryWhole) return {tile_height(kernel, rows)};
+  std::vector<std::int64_t> heights{1};
+  // Two rows on are the fewest of 16, 17 of 32, and so on up to 64.
+  for (std::int64_t n = 2; n <= std::min<std::int64_t>(rows.global, 64); n = heights.back() + 1) {
+    heights.push_back(tile_rows(n));
+  }
+  return heights;
+}
+
 void gather_rows(Communicator& tp, const std::byte* in, std::int64_t rows, std::int64_t row_bytes,
                  std::byte* out) {
   std::vector<std::int64_t> parts;
@@ -211,6 +221,11 @@ void RowParallelLinear::begin(std::int64_t rows) {
                by_rows ? kGroup : rows * kGroup,
                groups * rows * kGroup};
   height_ = 0;
+  if (plan_.reduce == Reduce::kFast && weights_.count() == 0) {
+    // A rank without columns adds nothing, but the library's sum takes its root all the same.
+    const std::vector<std::byte> zeros(static_cast<std::size_t>(stack_bytes(rows)));
+    place_.device->upload(stack_.data(), zeros.data(), stack_bytes(rows));
+  }
 }
 
 void RowParallelLinear::add_block(std::size_t i, const Tiles& h) {

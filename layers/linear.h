@@ -27,6 +27,8 @@ struct RowCount {
 
 /// Rows per tile: canonical, or all rows at once for whole GEMMs.
 std::int64_t tile_height(GemmKernel kernel, const RowCount& rows);
+/// The tile heights that batches of up to these row counts have (whole GEMMs: of just this many).
+std::vector<std::int64_t> tile_heights(GemmKernel kernel, const RowCount& rows);
 
 /// Gathers scattered rows: in [own rows, row_bytes] → out [rows, row_bytes]. Collective.
 void gather_rows(Communicator& tp, const std::byte* in, std::int64_t rows, std::int64_t row_bytes,

@@ -58,30 +58,52 @@ std::int64_t Mlp::widest_block() const {
   return width;
 }
 
+/// Rows of the largest chunk of a batch of up to these row counts, and the same with padding.
+std::int64_t Mlp::most_rows(const RowCount& rows) const {
+  return std::min(chunk_rows(rows), rows.local);
+}
+
+std::int64_t Mlp::most_padded_rows(const RowCount& rows) const {
+  std::int64_t most = 0;
+  for (const std::int64_t height : tile_heights(gate_up_.kernel(), rows)) {
+    most = std::max(most, round_up(most_rows(rows), height));
+  }
+  return most;
+}
+
+std::int64_t Mlp::gathered_bytes(const RowCount& rows) const {
+  const bool scattered = options_.input_rows == Rows::kScattered;
+  return scattered ? rows.local * hidden_ * size_of(options_.linear.dtype) : 0;
+}
+
 std::int64_t Mlp::workspace_bytes(const RowCount& rows) const {
-  const std::int64_t height = tile_height(gate_up_.kernel(), rows);
-  const std::int64_t padded = round_up(std::min(chunk_rows(rows), rows.local), height);
   const std::int64_t element = size_of(place_.device->storage(options_.linear.dtype));
-  const std::int64_t tiles = padded * (round_up(hidden_, kInnerStep) + widest_block()) * element;
-  return tiles + down_.workspace_bytes(std::min(chunk_rows(rows), rows.local));
+  const std::int64_t tiles =
+      most_padded_rows(rows) * (round_up(hidden_, kInnerStep) + widest_block()) * element;
+  return tiles + gathered_bytes(rows) + down_.workspace_bytes(most_rows(rows));
 }
 
 void Mlp::reserve(const RowCount& rows) {
+  const bool whole = gate_up_.kernel() == GemmKernel::kLibraryWhole;
+  if (whole ? rows.local == reserved_.local
+            : rows.local <= reserved_.local && rows.global <= reserved_.global) {
+    return;
+  }
+  const RowCount most{whole ? rows.local : std::max(rows.local, reserved_.local),
+                      std::max(rows.global, reserved_.global)};
   Device& device = *place_.device;
-  const std::int64_t height = tile_height(gate_up_.kernel(), rows);
-  const std::int64_t chunk = std::min(chunk_rows(rows), rows.local);
-  const std::int64_t padded = round_up(chunk, height);
   const std::int64_t element = size_of(device.storage(options_.linear.dtype));
   const auto grow = [&device](Buffer& buffer, std::int64_t bytes) {
     if (buffer.bytes() < bytes) buffer = device.allocate(bytes);
   };
-  grow(x_tiles_, padded * round_up(hidden_, kInnerStep) * element);
-  grow(h_tiles_, padded * widest_block() * element);
-  if (options_.input_rows == Rows::kScattered) {
-    grow(gathered_x_, rows.local * hidden_ * size_of(options_.linear.dtype));
+  grow(x_tiles_, most_padded_rows(most) * round_up(hidden_, kInnerStep) * element);
+  grow(h_tiles_, most_padded_rows(most) * widest_block() * element);
+  grow(gathered_x_, gathered_bytes(most));
+  for (const std::int64_t height : tile_heights(gate_up_.kernel(), most)) {
+    gate_up_.reserve(height);
+    down_.reserve(most_rows(most), height);
   }
-  gate_up_.reserve(height);
-  down_.reserve(chunk, height);
+  reserved_ = most;
 }
 
 void Mlp::forward(const std::byte* x, const RowCount& rows, std::byte* y) {

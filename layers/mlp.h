@@ -22,9 +22,11 @@ class Mlp {
   Mlp(const FfnSpec& spec, const TensorSource& source, const Place& place,
       const MlpOptions& options);
 
-  /// Bytes of working memory that forward() needs for `rows`, beside the weights.
+  /// Bytes of working memory that forward() needs for `rows` or fewer, beside the weights and what
+  /// the device keeps for its GEMMs.
   std::int64_t workspace_bytes(const RowCount& rows) const;
-  /// Allocates them: after this, forward() with no more rows allocates nothing.
+  /// Allocates them: after this, forward() with no more rows, neither local nor global, allocates
+  /// nothing on the device (whole GEMMs: with just as many).
   void reserve(const RowCount& rows);
 
   /// x [rows.local, H] → y [rows.local, H], dense, in the options' dtype (scattered: this rank's
@@ -35,6 +37,9 @@ class Mlp {
   /// `chunk` says how many rows there are and how they are tiled.
   void forward_chunk(const std::byte* x, const Tiles& chunk, std::byte* y);
   std::int64_t chunk_rows(const RowCount& rows) const;
+  std::int64_t most_rows(const RowCount& rows) const;
+  std::int64_t most_padded_rows(const RowCount& rows) const;
+  std::int64_t gathered_bytes(const RowCount& rows) const;
   std::int64_t widest_block() const;
 
   std::int64_t hidden_;
@@ -42,6 +47,7 @@ class Mlp {
   MlpOptions options_;
   MergedColumnParallelLinear gate_up_;
   RowParallelLinear down_;
+  RowCount reserved_{-1, -1};
   Buffer gathered_x_;
   Buffer x_tiles_;
   Buffer h_tiles_;

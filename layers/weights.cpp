@@ -87,6 +87,12 @@ BlockWeights::BlockWeights(WeightTensors tensors, CutAlong cut, const TensorSour
       dtype_(options.dtype),
       kernel_(plan.reduce == Reduce::kFast ? GemmKernel::kLibraryWhole
                                            : options.kernel.value_or(GemmKernel::kPlain)) {
+  if (plan.reduce == Reduce::kExact && kernel_ == GemmKernel::kLibraryWhole) {
+    throw Error(
+        ExitCode::kUsage,
+        "whole GEMMs in exact mode (their bits depend on how many rows a call has, and they "
+        "can't be merged in tree order); use tiles or panels, or the fast mode");
+  }
   if (options.residency == Residency::kStreamed) return;
   for (std::size_t i = 0; i < count(); ++i) {
     resident_.push_back(load(i));

@@ -77,20 +77,21 @@ class MpiCommunicator final : public Communicator {
   }
 
   void all_gather_v(std::byte* all, std::span<const std::int64_t> parts) override {
-    std::vector<Transfer> sends;
-    std::vector<Transfer> receives;
+    gather_sends_.clear();
+    gather_receives_.clear();
     std::int64_t offset = 0;
     std::int64_t own = 0;
     for (int r = 0; r < size(); ++r) {
       const std::int64_t bytes = parts[static_cast<std::size_t>(r)];
       if (r == rank()) own = offset;
-      if (r != rank()) receives.push_back({r, all + offset, bytes});
+      if (r != rank()) gather_receives_.push_back({r, all + offset, bytes});
       offset += bytes;
     }
     for (int r = 0; r < size(); ++r) {
-      if (r != rank()) sends.push_back({r, all + own, parts[static_cast<std::size_t>(rank())]});
+      if (r == rank()) continue;
+      gather_sends_.push_back({r, all + own, parts[static_cast<std::size_t>(rank())]});
     }
-    exchange(sends, receives);
+    exchange(gather_sends_, gather_receives_);
   }
 
   void broadcast(std::byte* data, std::int64_t bytes, int root) override {
@@ -203,6 +204,8 @@ class MpiCommunicator final : public Communicator {
   Progress own_progress_;
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
+  std::vector<Transfer> gather_sends_;  // kept, so that steady calls allocate nothing
+  std::vector<Transfer> gather_receives_;
   std::size_t receives_ = 0;  // of requests_, the first ones
 };
 

@@ -35,6 +35,14 @@ void TreeSum::reserve(std::int64_t rows, DType dtype) {
   };
   grow(received_, received_bytes(rows));
   grow(gathered_, gathered_bytes(rows, dtype));
+  // The lists of an exchange at their longest, one message per root and group.
+  const std::size_t peers = root_counts_.size();
+  const auto own = static_cast<std::size_t>(root_counts_[static_cast<std::size_t>(comm_.rank())]);
+  const auto pieces = static_cast<std::size_t>(groups());
+  roots_.reserve(std::max<std::size_t>(1, plan_.merges.size()));
+  receives_.reserve(plan_.merges.size() * pieces);
+  sends_.reserve(peers * own * pieces);
+  parts_.reserve(peers);
 }
 
 /// First half's movement: every root's slice goes to the slice's owner. Fills roots_ with what this

@@ -259,6 +259,7 @@ SelfCheck CpuDevice::self_check(const WeightShape& shape, DType storage) {
   const std::set<std::int64_t> widths = tile_columns(shape, storage, threads_);
   // The same on every rank, whatever its thread count: where the fingerprint comes from.
   const std::int64_t base = groups_in(kPanelBytes, shape, storage) * kGroup;
+  const std::int64_t rest = shape.groups() * kGroup % base;  // the last panel's width, if another
   const auto runner = [](OnednnGemm& gemm) {
     return [&gemm](const std::byte* a, const std::byte* w, float* c) { gemm.run(0, a, w, c); };
   };
@@ -274,6 +275,11 @@ SelfCheck CpuDevice::self_check(const WeightShape& shape, DType storage) {
       if (columns == base) continue;
       const auto other = OnednnGemm::create({rows, inputs, columns, storage}, 1, 1);
       if (other == nullptr) return {false, false, "", 0};
+      if (columns == rest) {
+        const GemmCheck of_rest = check_row_bits(rows, inputs, rest, storage, runner(*other));
+        result.rows = result.rows && of_rest.passed;
+        result.fingerprint = result.fingerprint * 0x100000001b3U ^ of_rest.fingerprint;
+      }
       const bool wider = columns > base;
       result.columns =
           result.columns &&

@@ -14,6 +14,8 @@ class CountingDevice final : public Device {
 
   int allocations() const { return allocations_; }
   std::int64_t allocated_bytes() const { return bytes_; }
+  /// Of allocate_weight(), which the other two don't count.
+  std::int64_t weight_bytes() const { return weight_bytes_; }
 
   std::string description() const override { return device_->description(); }
   std::string library() const override { return device_->library(); }
@@ -31,7 +33,9 @@ class CountingDevice final : public Device {
   }
   void synchronize() override { device_->synchronize(); }
   Weight allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) override {
-    return device_->allocate_weight(shape, model, kernel);
+    Weight weight = device_->allocate_weight(shape, model, kernel);
+    weight_bytes_ += weight.data.bytes();
+    return weight;
   }
   void store_rows(Weight& weight, std::int64_t first_row, std::int64_t rows,
                   const std::byte* host) override {
@@ -70,6 +74,7 @@ class CountingDevice final : public Device {
   std::unique_ptr<Device> device_;
   int allocations_ = 0;
   std::int64_t bytes_ = 0;
+  std::int64_t weight_bytes_ = 0;
 };
 
 }  // namespace gatefold::testing

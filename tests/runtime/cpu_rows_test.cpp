@@ -185,6 +185,7 @@ TEST_P(CpuRows, RootsAddUpInTheOrderOfThePlan) {
     }
   }
   expect_sum_of_roots(*device_, {0, 100, plans[1], false, true, DType::kF32});
+  expect_sum_of_roots(*device_, {130, 100, plans[4], false, true, DType::kBf16});
 }
 
 TEST_P(CpuRows, EveryNanOfASumHasOnePattern) {

@@ -1,0 +1,456 @@
+// Sharded linear layers against plain loops. Weights differ in every element, so that a shard too
+// many, too few or twice shows; integers make every sum exact, whatever its order.
+#include "layers/linear.h"
+
+#include <gmock/gmock.h>
+#include <mpi.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory_source.h"
+#include "parallel/mpi_interop.h"
+
+namespace gatefold {
+namespace {
+
+using testing::as_floats;
+using testing::in_dtype;
+using testing::MemorySource;
+using testing::noise;
+
+std::size_t as_size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+std::vector<float> integers(std::int64_t n, std::uint32_t seed) {
+  std::vector<float> values(as_size(n));
+  std::uint32_t state = seed * 2654435761U + 1U;
+  for (float& value : values) {
+    state = state * 1664525U + 1013904223U;
+    value = static_cast<float>((state >> 16) % 7) - 3.0F;
+  }
+  return values;
+}
+
+struct Shape {
+  std::int64_t outputs;
+  std::int64_t inputs;
+  bool bias;
+};
+
+/// A weight "w" [out, in] and a bias "b" [out] in memory, with y = x Wᵀ + b by plain loops.
+struct Problem {
+  Shape shape;
+  std::vector<float> w;
+  std::vector<float> b;
+  MemorySource source;
+
+  explicit Problem(const Shape& of, bool exact = true) : shape(of) {
+    const std::int64_t n = shape.outputs * shape.inputs;
+    w = exact ? integers(n, 1) : noise(n, 1, 0.3F);
+    b = exact ? integers(shape.outputs, 2) : noise(shape.outputs, 2, 0.3F);
+    source.set("w", {shape.outputs, shape.inputs}, w);
+    source.set("b", {shape.outputs}, b);
+  }
+  WeightTensors tensors() const {
+    WeightTensors t;
+    t.outputs = shape.outputs;
+    t.inputs = shape.inputs;
+    t.matrix = {"w", false, 0, shape.outputs};
+    if (shape.bias) t.bias = TensorRef{"b", false, 0, shape.outputs};
+    return t;
+  }
+  std::vector<float> x(std::int64_t rows) const { return integers(rows * shape.inputs, 3); }
+  /// Rows x columns of y in `dtype`.
+  std::vector<std::byte> y(const std::vector<float>& x, Range rows, Range columns,
+                           DType dtype) const {
+    std::vector<float> values;
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      for (std::int64_t o = columns.begin; o < columns.end; ++o) {
+        double sum = shape.bias ? static_cast<double>(b[as_size(o)]) : 0.0;
+        for (std::int64_t k = 0; k < shape.inputs; ++k) {
+          sum += static_cast<double>(x[as_size(r * shape.inputs + k)]) *
+                 static_cast<double>(w[as_size(o * shape.inputs + k)]);
+        }
+        values.push_back(static_cast<float>(sum));
+      }
+    }
+    return in_dtype(values, dtype);
+  }
+};
+
+std::vector<std::byte> cut(const std::vector<std::byte>& x, std::int64_t width, Range rows,
+                           Range columns, DType dtype) {
+  const std::int64_t element = size_of(dtype);
+  std::vector<std::byte> part;
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    const auto row = x.begin() + r * width * element;
+    part.insert(part.end(), row + columns.begin * element, row + columns.end * element);
+  }
+  return part;
+}
+
+const std::vector<Shape>& shapes() {
+  static const std::vector<Shape> all{{40, 24, true}, {100, 33, false}, {6, 70, true},
+                                      {70, 6, true},  {1, 1, true},     {200, 130, true}};
+  return all;
+}
+
+const std::vector<RowCount>& row_counts() {
+  static const std::vector<RowCount> all{{0, 0}, {1, 1}, {3, 3}, {17, 60}, {70, 70}};
+  return all;
+}
+
+std::string usage_error(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kUsage);
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+class Linear : public ::testing::Test {
+ protected:
+  void SetUp() override { world_ = make_mpi_communicator(MPI_COMM_WORLD); }
+
+  /// Calls check(place) on the first tp ranks, for every tp up to `most`.
+  void for_every_group(std::int64_t most, const std::function<void(const Place&)>& check) {
+    for (int tp = 1; tp <= std::min<std::int64_t>(world_->size(), most); ++tp) {
+      const auto group = world_->split(world_->rank() < tp ? 0 : 1);
+      if (world_->rank() < tp) check({device_.get(), group.get()});
+    }
+  }
+  static LinearOptions options(DType dtype, std::int64_t blocks = 8) {
+    LinearOptions o;
+    o.dtype = dtype;
+    o.blocks = blocks;
+    return o;
+  }
+  static Range own_rows(const Place& place, std::int64_t rows) {
+    return even_part(rows, place.tp->size(), place.tp->rank());
+  }
+
+  std::unique_ptr<Communicator> world_;
+  std::unique_ptr<Device> device_ = make_cpu_device(1);
+};
+
+using Output = ColumnParallelLinear::Output;
+using Input = RowParallelLinear::Input;
+
+void check_column(const Place& place, const Problem& p, const LinearOptions& options, Output output,
+                  Rows input_rows) {
+  ColumnParallelLinear linear(p.tensors(), p.source, place, options, output, input_rows);
+  const Range columns = linear.output_columns();
+  if (output == Output::kGathered) {
+    EXPECT_EQ(columns, (Range{0, p.shape.outputs}));
+  } else {
+    const Blocks blocks{p.shape.outputs, options.blocks};
+    EXPECT_EQ(columns,
+              blocks.columns(owned_blocks(options.blocks, place.tp->size(), place.tp->rank())));
+  }
+  for (const RowCount& rows : row_counts()) {
+    const std::vector<float> x = p.x(rows.local);
+    const Range own = input_rows == Rows::kScattered
+                          ? even_part(rows.local, place.tp->size(), place.tp->rank())
+                          : Range{0, rows.local};
+    const auto input =
+        cut(in_dtype(x, options.dtype), p.shape.inputs, own, {0, p.shape.inputs}, options.dtype);
+    auto expected = p.y(x, {0, rows.local}, columns, options.dtype);
+    std::vector<std::byte> y(expected.size() + 64, std::byte{0xff});
+    expected.resize(y.size(), std::byte{0xff});
+    linear.forward(input.data(), rows, y.data());
+    EXPECT_TRUE(y == expected) << p.shape.outputs << "x" << p.shape.inputs << ", tp "
+                               << place.tp->size() << ", " << rows.local << " rows, "
+                               << name_of(options.dtype);
+  }
+}
+
+TEST_F(Linear, ColumnParallelGivesOwnColumnsOrGathersAllExactly) {
+  for_every_group(8, [](const Place& place) {
+    for (const Shape& shape : shapes()) {
+      const Problem p(shape);
+      for (const DType dtype : {DType::kF32, DType::kBf16}) {
+        check_column(place, p, options(dtype), Output::kParallel, Rows::kReplicated);
+        check_column(place, p, options(dtype), Output::kGathered, Rows::kReplicated);
+        check_column(place, p, options(dtype), Output::kGathered, Rows::kScattered);
+        check_column(place, p, options(dtype), Output::kParallel, Rows::kScattered);
+      }
+    }
+  });
+}
+
+void check_row(const Place& place, const Problem& p, const LinearOptions& options, Input input,
+               Rows output_rows) {
+  RowParallelLinear linear(p.tensors(), p.source, place, options, input, output_rows);
+  const std::int64_t blocks = options.reduce == Reduce::kFast ? place.tp->size() : options.blocks;
+  const Range own_columns = Blocks{p.shape.inputs, blocks}.columns(
+      owned_blocks(blocks, place.tp->size(), place.tp->rank()));
+  for (const RowCount& rows : row_counts()) {
+    const std::vector<float> x = p.x(rows.local);
+    const Range columns = input == Input::kWhole ? Range{0, p.shape.inputs} : own_columns;
+    const auto own_x =
+        cut(in_dtype(x, options.dtype), p.shape.inputs, {0, rows.local}, columns, options.dtype);
+    const Range own = output_rows == Rows::kScattered
+                          ? even_part(rows.local, place.tp->size(), place.tp->rank())
+                          : Range{0, rows.local};
+    auto expected = p.y(x, own, {0, p.shape.outputs}, options.dtype);
+    std::vector<std::byte> y(expected.size() + 64, std::byte{0xff});
+    expected.resize(y.size(), std::byte{0xff});
+    linear.forward(own_x.data(), rows, y.data());
+    EXPECT_TRUE(y == expected) << p.shape.outputs << "x" << p.shape.inputs << ", tp "
+                               << place.tp->size() << ", " << rows.local << " rows, "
+                               << name_of(options.dtype);
+  }
+}
+
+TEST_F(Linear, RowParallelSumsExactlyAndAddsItsBiasOnce) {
+  for_every_group(8, [](const Place& place) {
+    for (const Shape& shape : shapes()) {
+      const Problem p(shape);
+      for (const DType dtype : {DType::kF32, DType::kBf16}) {
+        check_row(place, p, options(dtype), Input::kParallel, Rows::kReplicated);
+        check_row(place, p, options(dtype), Input::kWhole, Rows::kReplicated);
+        check_row(place, p, options(dtype), Input::kWhole, Rows::kScattered);
+        check_row(place, p, options(dtype), Input::kParallel, Rows::kScattered);
+      }
+    }
+  });
+}
+
+TEST_F(Linear, OtherBlockCountsAreAsExact) {
+  for (const std::int64_t blocks : {1, 3, 5, 16}) {
+    for_every_group(blocks, [blocks](const Place& place) {
+      const Problem p({100, 90, true});
+      check_row(place, p, options(DType::kF32, blocks), Input::kWhole, Rows::kReplicated);
+      check_column(place, p, options(DType::kF32, blocks), Output::kGathered, Rows::kReplicated);
+    });
+  }
+}
+
+TEST_F(Linear, StreamedWeightsAndThePlainKernelAreAsExact) {
+  for_every_group(8, [](const Place& place) {
+    const Problem p({100, 90, true});
+    for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+      LinearOptions streamed = options(dtype);
+      streamed.residency = Residency::kStreamed;
+      check_row(place, p, streamed, Input::kWhole, Rows::kReplicated);
+      check_column(place, p, streamed, Output::kGathered, Rows::kReplicated);
+      LinearOptions plain = options(dtype);
+      plain.kernel = GemmKernel::kPlain;
+      check_row(place, p, plain, Input::kWhole, Rows::kReplicated);
+      check_column(place, p, plain, Output::kGathered, Rows::kReplicated);
+    }
+  });
+}
+
+TEST_F(Linear, FastModeIsExactOnIntegersEvenWhereARankOwnsNoColumn) {
+  for_every_group(100, [](const Place& place) {
+    for (const Shape& shape : {Shape{100, 90, true}, Shape{40, 2, true}, Shape{3, 1, false}}) {
+      const Problem p(shape);
+      LinearOptions fast = options(DType::kF32);
+      fast.reduce = Reduce::kFast;
+      for (int again = 0; again < 2; ++again) {  // memory is dirty the second time
+        check_row(place, p, fast, Input::kWhole, Rows::kReplicated);
+        check_row(place, p, fast, Input::kParallel, Rows::kScattered);
+      }
+    }
+  });
+}
+
+TEST_F(Linear, MergedColumnParallelActivatesEachOwnedBlockOfGateAndUp) {
+  for_every_group(8, [](const Place& place) {
+    for (const Shape& shape : shapes()) {
+      const Problem up(shape);
+      Problem gate(shape);
+      gate.w = integers(shape.outputs * shape.inputs, 11);
+      gate.b = integers(shape.outputs, 12);
+      MemorySource source = up.source;
+      source.set("gate", {shape.outputs, shape.inputs}, gate.w);
+      source.set("gate_b", {shape.outputs}, gate.b);
+      WeightTensors tensors = up.tensors();
+      tensors.gate = TensorRef{"gate", false, 0, shape.outputs};
+      if (shape.bias) tensors.gate_bias = TensorRef{"gate_b", false, 0, shape.outputs};
+      const Activation silu;
+      for (const DType dtype : {DType::kF32, DType::kBf16}) {
+        MergedColumnParallelLinear linear(tensors, silu, source, place, options(dtype));
+        const DType storage = place.device->storage(dtype);
+        for (const RowCount& rows : row_counts()) {
+          const std::int64_t height = tile_height(linear.kernel(), rows);
+          linear.reserve(height);
+          const std::vector<float> x = up.x(rows.local);
+          const std::int64_t padded = round_up(rows.local, height);
+          const std::int64_t width = round_up(shape.inputs, kInnerStep);
+          std::vector<std::byte> x_memory(as_size(padded * width * size_of(storage)));
+          const Tiles x_tiles{x_memory.data(), rows.local, height, width};
+          place.device->tile_rows(in_dtype(x, dtype).data(), shape.inputs, dtype, shape.inputs,
+                                  x_tiles);
+          for (std::size_t i = 0; i < linear.blocks(); ++i) {
+            const Range columns = linear.plan().columns(i);
+            const std::int64_t h_width = linear.shape(i).padded_outputs();
+            std::vector<std::byte> h_memory(as_size(padded * h_width * size_of(storage)));
+            const Tiles h{h_memory.data(), rows.local, height, h_width};
+            linear.forward_block(i, x_tiles, h);
+            std::vector<std::byte> y(as_size(rows.local * columns.size() * size_of(dtype)));
+            place.device->untile_rows(h, dtype, columns.size(), y.data(), columns.size());
+
+            const Range all{0, rows.local};
+            std::vector<float> expected =
+                as_floats(gate.y(x, all, columns, DType::kF32), DType::kF32);
+            const std::vector<float> factor =
+                as_floats(up.y(x, all, columns, DType::kF32), DType::kF32);
+            for (std::size_t e = 0; e < expected.size(); ++e) {
+              expected[e] = gate_times_up(silu, expected[e], factor[e]);
+            }
+            EXPECT_TRUE(y == in_dtype(expected, dtype))
+                << shape.outputs << "x" << shape.inputs << ", tp " << place.tp->size() << ", block "
+                << i << ", " << rows.local << " rows, " << name_of(dtype);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_F(Linear, ReplicatedIsTheSameOnEveryRankWithoutCommunication) {
+  for (const Shape& shape : shapes()) {
+    const Problem p(shape);
+    // Ranks may do different things: here each has its own rows.
+    const std::int64_t rows = 1 + 20 * world_->rank();
+    const std::vector<float> x = p.x(rows);
+    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      ReplicatedLinear linear(p.tensors(), p.source, *device_, options(dtype));
+      const auto expected = p.y(x, {0, rows}, {0, shape.outputs}, dtype);
+      std::vector<std::byte> y(expected.size());
+      linear.forward(in_dtype(x, dtype).data(), {rows, rows}, y.data());
+      EXPECT_TRUE(y == expected) << shape.outputs << "x" << shape.inputs;
+    }
+  }
+}
+
+TEST_F(Linear, EveryGroupHasTheBitsOfOneRankOnFractions) {
+  const auto alone = make_self_communicator();
+  const Problem p({200, 330, true}, false);
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    ColumnParallelLinear column_alone(p.tensors(), p.source, {device_.get(), alone.get()},
+                                      options(dtype), Output::kGathered);
+    RowParallelLinear row_alone(p.tensors(), p.source, {device_.get(), alone.get()}, options(dtype),
+                                Input::kWhole);
+    for_every_group(8, [&](const Place& place) {
+      ColumnParallelLinear column(p.tensors(), p.source, place, options(dtype), Output::kGathered);
+      RowParallelLinear row(p.tensors(), p.source, place, options(dtype), Input::kWhole);
+      RowParallelLinear scattered(p.tensors(), p.source, place, options(dtype), Input::kWhole,
+                                  Rows::kScattered);
+      for (const std::int64_t rows : {1, 19, 66}) {
+        const auto x = in_dtype(noise(rows * 330, 5, 1.7F), dtype);
+        const RowCount count{rows, rows};
+        std::vector<std::byte> expected(as_size(rows * 200 * size_of(dtype)));
+        std::vector<std::byte> y(expected.size());
+        column_alone.forward(x.data(), count, expected.data());
+        column.forward(x.data(), count, y.data());
+        EXPECT_TRUE(y == expected) << "column, tp " << place.tp->size() << ", " << rows << " rows";
+        row_alone.forward(x.data(), count, expected.data());
+        row.forward(x.data(), count, y.data());
+        EXPECT_TRUE(y == expected) << "row, tp " << place.tp->size() << ", " << rows << " rows";
+        const Range own = own_rows(place, rows);
+        std::vector<std::byte> part(as_size(own.size() * 200 * size_of(dtype)));
+        scattered.forward(x.data(), count, part.data());
+        EXPECT_TRUE(part == cut(expected, 200, own, {0, 200}, dtype))
+            << "scattered, tp " << place.tp->size() << ", " << rows << " rows";
+      }
+    });
+  }
+}
+
+TEST_F(Linear, TransposedAndFusedTensorsLoadTheSameWeights) {
+  const Problem p({100, 90, true});
+  MemorySource source = p.source;
+  std::vector<float> turned(p.w.size());
+  for (std::int64_t o = 0; o < 100; ++o) {
+    for (std::int64_t k = 0; k < 90; ++k) {
+      turned[as_size(k * 100 + o)] = p.w[as_size(o * 90 + k)];
+    }
+  }
+  source.set("turned", {90, 100}, turned);
+  std::vector<float> fused = integers(7 * 90, 20);  // 7 rows of something else before it
+  fused.insert(fused.end(), p.w.begin(), p.w.end());
+  source.set("fused", {107, 90}, fused);
+  std::vector<float> fused_turned(as_size(90 * 107), -50.0F);
+  for (std::int64_t k = 0; k < 90; ++k) {
+    for (std::int64_t o = 0; o < 100; ++o) {
+      fused_turned[as_size(k * 107 + 7 + o)] = p.w[as_size(o * 90 + k)];
+    }
+  }
+  source.set("fused_turned", {90, 107}, fused_turned);
+  std::vector<float> fused_bias(7, -50.0F);
+  fused_bias.insert(fused_bias.end(), p.b.begin(), p.b.end());
+  source.set("fused_bias", {107}, fused_bias);
+
+  for_every_group(8, [&](const Place& place) {
+    const std::vector<float> x = p.x(5);
+    const auto expected = p.y(x, {0, 5}, {0, 100}, DType::kF32);
+    for (const TensorRef& matrix :
+         {TensorRef{"turned", true, 0, 100}, TensorRef{"fused", false, 7, 107},
+          TensorRef{"fused_turned", true, 7, 107}}) {
+      WeightTensors tensors = p.tensors();
+      tensors.matrix = matrix;
+      tensors.bias = TensorRef{"fused_bias", false, 7, 107};
+      std::vector<std::byte> y(expected.size());
+      RowParallelLinear row(tensors, source, place, options(DType::kF32), Input::kWhole);
+      row.forward(in_dtype(x, DType::kF32).data(), {5, 5}, y.data());
+      EXPECT_TRUE(y == expected) << matrix.name << ", row-parallel";
+      ColumnParallelLinear column(tensors, source, place, options(DType::kF32), Output::kGathered);
+      column.forward(in_dtype(x, DType::kF32).data(), {5, 5}, y.data());
+      EXPECT_TRUE(y == expected) << matrix.name << ", column-parallel";
+    }
+  });
+}
+
+TEST_F(Linear, MoreRanksThanBlocksAreRefusedWithBothNumbers) {
+  if (world_->size() < 2) return;
+  const Problem p({40, 24, true});
+  const Place place{device_.get(), world_.get()};
+  const std::int64_t blocks = world_->size() - 1;
+  const std::string ranks = "tp " + std::to_string(world_->size());
+  const std::string limit = std::to_string(blocks) + " blocks";
+  const auto refused = [&](const std::function<void()>& make) {
+    const std::string text = usage_error(make);
+    EXPECT_THAT(text, ::testing::HasSubstr(ranks));
+    EXPECT_THAT(text, ::testing::HasSubstr(limit));
+  };
+  const LinearOptions o = options(DType::kF32, blocks);
+  refused([&] { ColumnParallelLinear(p.tensors(), p.source, place, o); });
+  refused([&] { RowParallelLinear(p.tensors(), p.source, place, o); });
+  refused([&] { MergedColumnParallelLinear(p.tensors(), Activation{}, p.source, place, o); });
+  world_->barrier();  // no rank is stuck in a constructor
+}
+
+TEST_F(Linear, AWholeGemmIsRefusedWhereBitsMustNotDependOnRanks) {
+  const Problem p({40, 24, true});
+  const Place place{device_.get(), world_.get()};
+  LinearOptions o = options(DType::kF32);
+  o.kernel = GemmKernel::kLibraryWhole;
+  usage_error([&] { RowParallelLinear(p.tensors(), p.source, place, o); });
+  usage_error([&] { ColumnParallelLinear(p.tensors(), p.source, place, o); });
+  world_->barrier();
+}
+
+TEST_F(Linear, AMissingTensorIsError65WithItsName) {
+  const Problem p({40, 24, true});
+  WeightTensors tensors = p.tensors();
+  tensors.matrix.name = "absent";
+  try {
+    RowParallelLinear(tensors, p.source, {device_.get(), world_.get()}, options(DType::kF32));
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kData);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("'absent'"));
+  }
+  world_->barrier();
+}
+
+}  // namespace
+}  // namespace gatefold
