@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -305,7 +307,27 @@ Report Job::report() const {
   report.fact("reduce", options_.reduce == Reduce::kExact
                             ? fmt::format("exact, {} blocks", options_.blocks)
                             : "fast: whole GEMMs and the library's all-reduce");
+  if (options_.verbose) add_places(report);
   return report;
+}
+
+/// Where each rank runs. Collective.
+void Job::add_places(Report& report) const {
+  struct Spot {
+    char host[64];
+    std::int64_t cores;
+  };
+  std::vector<Spot> spots(static_cast<std::size_t>(world_->size()));
+  Spot& own = spots[static_cast<std::size_t>(world_->rank())];
+  gethostname(own.host, sizeof(own.host) - 1);
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  if (sched_getaffinity(0, sizeof(usable), &usable) == 0) own.cores = CPU_COUNT(&usable);
+  all_gather<Spot>(*world_, spots);
+  for (std::size_t r = 0; r < spots.size(); ++r) {
+    report.fact(fmt::format("rank {}", r),
+                fmt::format("{}, {} usable cores", spots[r].host, spots[r].cores));
+  }
 }
 
 }  // namespace gatefold

@@ -72,13 +72,14 @@ class Job {
   MlpOptions mlp_options(const KernelChoice& kernel) const;
   /// Which columns of the width I this rank owns.
   Range own_columns(const FfnSpec& spec) const;
-  /// A report with the header that every command shows.
+  /// A report with the header that every command shows. Collective.
   Report report() const;
 
  private:
   void read_config();
   void make_grid();
   void open_source();
+  void add_places(Report& report) const;
 
   Options options_;
   Communicator* world_;

@@ -362,7 +362,7 @@ std::vector<OptionRow> output_rows() {
                &Options::hot),
       flag_row(row("--no-check", "", "don't verify what is timed", kBench), &Options::check, false),
       flag_row(row("--quiet", "", "print the closing lines only"), &Options::quiet),
-      flag_row(row("--verbose", "", "print more"), &Options::verbose),
+      flag_row(row("--verbose", "", "also print where each rank runs"), &Options::verbose),
       flag_row(row("--dry-run", "", "print the plan, who owns what, and compute nothing"),
                &Options::dry_run),
   };
