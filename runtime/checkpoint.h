@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +21,11 @@ class Checkpoint : public TensorSource {
  public:
   /// Throws Error 66: directory missing or unreadable, no safetensors in it, index names a missing
   /// file; 65: malformed index or file, path outside the directory, tensor not in the file the
-  /// index names, tensor in two files.
+  /// index names, tensor in two files, shards of two sets, several files and no index. An index's
+  /// total_size is only for information: a wrong one is shown by description().
   explicit Checkpoint(const std::string& directory);
 
+  /// Throws Error 65 also for a tensor that a file holds but the index doesn't list.
   std::optional<TensorInfo> find(const std::string& name) const override;
   void read(const std::string& name, Range rows, Range cols, std::byte* out) const override;
   std::string description() const override;
@@ -29,11 +34,18 @@ class Checkpoint : public TensorSource {
   std::uint64_t header_hash() const;
 
  private:
+  // tensor → index into files_
+  using TensorFile = std::map<std::string, std::size_t, std::less<>>;
+
+  void open(const std::vector<std::string>& names);
+  void apply_index(const std::map<std::string, std::string>& weight_map);
   const SafetensorsFile& file_of(const std::string& name) const;
 
   std::string directory_;
-  std::vector<SafetensorsFile> files_;
-  std::map<std::string, std::size_t, std::less<>> tensor_file_;  // tensor → index into files_
+  std::vector<SafetensorsFile> files_;  // in name order
+  TensorFile tensor_file_;
+  TensorFile unlisted_;  // in a file, but the index doesn't say so
+  std::string size_note_;
 };
 
 }  // namespace gatefold

@@ -38,27 +38,45 @@ struct SafetensorsHeader {
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                            const std::string& where);
 
+/// Owns an open file descriptor, or none (-1).
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  ~FileDescriptor() { reset(-1); }
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+  FileDescriptor& operator=(FileDescriptor&&) = delete;
+
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset(int fd);  // closes the one held
+
+ private:
+  int fd_;
+};
+
 /// An open safetensors file. Reads with pread: a file that shrinks after opening is an Error 65,
 /// never a SIGBUS.
 class SafetensorsFile {
  public:
-  /// Throws Error 66 where the path can't be opened or isn't a regular file, 65 where it is malformed.
+  /// Throws Error 66 where the path can't be opened or isn't a regular file, 65 where it is
+  /// malformed.
   explicit SafetensorsFile(const std::string& path);
-  ~SafetensorsFile();
-  SafetensorsFile(SafetensorsFile&&) noexcept;
-  SafetensorsFile& operator=(SafetensorsFile&&) = delete;
 
   const std::string& path() const { return path_; }
   const SafetensorsHeader& header() const { return header_; }
   /// FNV-1a of the raw header bytes and the file size: what ranks compare.
   std::uint64_t header_hash() const { return header_hash_; }
 
-  /// Reads `out.size()` bytes at `offset` from the start of tensor `name`'s data.
+  /// Reads `out.size()` bytes at `offset` from the start of tensor `name`'s data. Throws Error 65
+  /// where the file has no such tensor or bytes (any more), 66 where reading fails.
   void read(const std::string& name, std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
+  void read_header();
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+
   std::string path_;
-  int fd_ = -1;
+  FileDescriptor fd_;
   std::uint64_t file_bytes_ = 0;
   std::uint64_t header_hash_ = 0;
   SafetensorsHeader header_;
@@ -70,10 +88,11 @@ class SafetensorsWriter {
  public:
   struct Tensor {
     std::string name;
-    std::string dtype;  // "F32", "BF16", "F16", "I64"
+    std::string dtype;  // "F32", "BF16", "F16", "I64", …
     std::vector<std::int64_t> shape;
   };
-  /// Throws Error 74 where it can't be written.
+  /// Throws Error 74 where it can't be written; a device, pipe or directory is never replaced, and
+  /// a symbolic link stays: the file that it leads to is replaced.
   SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors,
                     const std::map<std::string, std::string>& metadata = {});
   ~SafetensorsWriter();
@@ -81,14 +100,19 @@ class SafetensorsWriter {
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
   /// Appends the next bytes of the data section; all tensors' bytes in order, nothing else.
+  /// Throws Error 74.
   void append(std::span<const std::byte> bytes);
   /// Checks that exactly the announced bytes came, flushes to disk, renames. Throws Error 74.
   void finish();
 
  private:
+  void create_temporary();
+  void write_all(std::span<const std::byte> bytes);
+  void discard() noexcept;
+
   std::string path_;
-  std::string temporary_;
-  int fd_ = -1;
+  std::string temporary_;  // empty once it is renamed or removed
+  FileDescriptor fd_;
   std::uint64_t expected_ = 0;
   std::uint64_t written_ = 0;
 };
@@ -96,5 +120,8 @@ class SafetensorsWriter {
 /// The file's spelling of a dtype: "F32", "BF16", "F16"; and back (nothing for other types).
 std::string_view safetensors_name(DType dtype);
 std::optional<DType> dtype_from_safetensors(std::string_view name);
+
+/// A name from a file, quoted for a message: shortened, control characters masked.
+std::string quoted_name(std::string_view name);
 
 }  // namespace gatefold
