@@ -29,6 +29,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kTag = 7;
+/// Polls before a waiting rank first gives its core away: some tens of microseconds.
+constexpr std::int64_t kSpins = 512;
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -159,7 +161,7 @@ class MpiCommunicator final : public Communicator {
                                      statuses_.data());
       if (status != MPI_SUCCESS) fail(status, what);
       if (done != 0) break;
-      if (polls < 64) continue;
+      if (polls < kSpins) continue;
       const std::chrono::duration<double> waited = Clock::now() - start;
       if (waited.count() > timeout_) give_up(what);
       if (waited.count() < 0.02) {
