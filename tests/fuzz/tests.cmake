@@ -5,7 +5,8 @@ if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
           "${CMAKE_CXX_COMPILER_ID}; configure with -DCMAKE_CXX_COMPILER=clang++-14")
 endif()
 
-add_executable(safetensors_header_fuzz
+add_custom_target(fuzzers DEPENDS safetensors_header_fuzz)
+add_executable(safetensors_header_fuzz EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/tests/fuzz/safetensors_header_fuzz.cpp
   ${PROJECT_SOURCE_DIR}/runtime/safetensors.cpp)
 target_include_directories(safetensors_header_fuzz PRIVATE ${PROJECT_SOURCE_DIR})
@@ -22,4 +23,4 @@ add_test(NAME fuzz.safetensors_header
   COMMAND safetensors_header_fuzz -max_total_time=20 -seed=1 -artifact_prefix=${corpus}.
           -dict=${PROJECT_SOURCE_DIR}/tests/fuzz/safetensors_header.dict
           ${corpus} ${PROJECT_SOURCE_DIR}/tests/fuzz/safetensors_header)
-set_tests_properties(fuzz.safetensors_header PROPERTIES LABELS "unit" TIMEOUT 120)
+set_tests_properties(fuzz.safetensors_header PROPERTIES LABELS fuzz TIMEOUT 120)
