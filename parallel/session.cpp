@@ -4,6 +4,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -23,24 +24,39 @@ namespace {
 const Progress* signal_progress = nullptr;
 int signal_rank = 0;
 
-void write_text(const char* text) {
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, text, std::strlen(text));
-}
+/// A line put together without allocation, for a signal handler; what doesn't fit is left out.
+class SignalLine {
+ public:
+  void add(const char* text) {
+    while (*text != '\0' && size_ < sizeof(text_)) text_[size_++] = *text++;
+  }
+  void add(int number) {
+    char digits[16] = "";
+    char* at = digits + sizeof(digits) - 1;
+    do {
+      *--at = static_cast<char>('0' + number % 10);
+      number /= 10;
+    } while (number != 0);
+    add(at);
+  }
+  void write_out() const {
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, text_, size_);
+  }
 
-/// Async-signal-safe: the rank in decimal, digit by digit.
+ private:
+  char text_[160];
+  std::size_t size_ = 0;
+};
+
+/// Async-signal-safe. One write, so that the lines of several ranks don't mix.
 void on_terminate(int) {
-  char digits[16] = "";
-  char* at = digits + sizeof(digits) - 1;
-  int rest = signal_rank;
-  do {
-    *--at = static_cast<char>('0' + rest % 10);
-    rest /= 10;
-  } while (rest != 0);
-  write_text("[rank ");
-  write_text(at);
-  write_text("] terminated while in: ");
-  write_text(signal_progress != nullptr ? signal_progress->phase() : "start");
-  write_text("\n");
+  SignalLine line;
+  line.add("[rank ");
+  line.add(signal_rank);
+  line.add("] terminated while in: ");
+  line.add(signal_progress != nullptr ? signal_progress->phase() : "start");
+  line.add("\n");
+  line.write_out();
   _exit(static_cast<int>(ExitCode::kTerminated));
 }
 
@@ -54,72 +70,132 @@ int launched_processes() {
   return 0;
 }
 
-struct Session::State {
-  Progress progress;
-  std::unique_ptr<Communicator> world;
-  int rank = 0;
+namespace {
 
-  std::mutex mutex;
-  std::condition_variable stop_changed;
-  bool stop = false;
-  std::thread watchdog;
+/// The rank as the launcher says it, for messages before MPI can be asked.
+int launched_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr) return std::atoi(value);
+  }
+  return 0;
+}
 
-  void watch(double timeout_seconds);
+/// While it lives, SIGTERM ends the process with a line that says what it was doing.
+class TerminateHandler {
+ public:
+  TerminateHandler(const Progress& progress, int rank) {
+    signal_progress = &progress;
+    signal_rank = rank;
+    std::signal(SIGTERM, on_terminate);
+  }
+  ~TerminateHandler() {
+    std::signal(SIGTERM, SIG_DFL);
+    signal_progress = nullptr;
+  }
+  TerminateHandler(const TerminateHandler&) = delete;
+  TerminateHandler& operator=(const TerminateHandler&) = delete;
 };
 
-/// A wait of the communicator gives up by itself at the timeout, with a better message; this is for
-/// everything else that can hang, inside MPI's own collectives too.
-void Session::State::watch(double timeout_seconds) {
+/// Ends the job when `progress` stands still. A wait of the communicator gives up by itself at the
+/// timeout, with a better message; this is for everything else that can hang: MPI's start and end,
+/// and its own collectives.
+class Watchdog {
+ public:
+  Watchdog(const Progress& progress, int rank, double timeout_seconds)
+      : progress_(progress), rank_(rank), timeout_(timeout_seconds), thread_([this] { watch(); }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    stop_changed_.notify_all();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  /// MPI can be told of the end from here on.
+  void mpi_has_started() { mpi_started_ = true; }
+
+ private:
+  void watch();
+  [[noreturn]] void end_job() const;
+
+  const Progress& progress_;
+  int rank_;
+  double timeout_;
+  std::atomic<bool> mpi_started_{false};
+  std::mutex mutex_;
+  std::condition_variable stop_changed_;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+void Watchdog::watch() {
   using Clock = std::chrono::steady_clock;
-  const std::chrono::duration<double> patience(timeout_seconds + 2);
+  const std::chrono::duration<double> patience(timeout_ + 2);
   auto last_change = Clock::now();
-  std::uint64_t last_ticks = progress.ticks();
-  std::unique_lock lock(mutex);
-  while (!stop_changed.wait_for(lock, std::chrono::milliseconds(200), [this] { return stop; })) {
-    if (progress.ticks() != last_ticks) {
-      last_ticks = progress.ticks();
+  std::uint64_t last_ticks = progress_.ticks();
+  std::unique_lock lock(mutex_);
+  while (!stop_changed_.wait_for(lock, std::chrono::milliseconds(200), [this] { return stop_; })) {
+    if (progress_.ticks() != last_ticks) {
+      last_ticks = progress_.ticks();
       last_change = Clock::now();
     } else if (Clock::now() - last_change > patience) {
-      fmt::print(stderr,
-                 "[rank {}] gatefold: no progress for {} s in {} (a peer is lost or stuck); "
-                 "ending the job\n",
-                 rank, timeout_seconds, progress.phase());
-      abort_job(static_cast<int>(ExitCode::kTimeout));
+      end_job();
     }
   }
 }
 
-Session::Session(int* argc, char*** argv) : state_(std::make_unique<State>()) {
+void Watchdog::end_job() const {
+  fmt::print(stderr,
+             "[rank {}] gatefold: no progress for {} s in {} (a peer is lost or stuck); "
+             "ending the job\n",
+             rank_, timeout_, progress_.phase());
+  const int code = static_cast<int>(ExitCode::kTimeout);
+  if (mpi_started_) Session::abort_job(code);
+  _exit(code);
+}
+
+}  // namespace
+
+struct Session::State {
+  State(int rank, double timeout_seconds)
+      : timeout(timeout_seconds), handler(progress, rank), watchdog(progress, rank, timeout) {}
+
+  double timeout;
+  Progress progress;
+  TerminateHandler handler;
+  Watchdog watchdog;
+  std::unique_ptr<Communicator> world;
+};
+
+Session::Session(int* argc, char*** argv, double timeout_seconds)
+    : state_(std::make_unique<State>(launched_rank(), timeout_seconds)) {
+  state_->progress.enter("the start of MPI");
   int provided = 0;
   check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &state_->rank), "MPI_Comm_rank");
-  if (provided < MPI_THREAD_MULTIPLE && state_->rank == 0) {
+  state_->watchdog.mpi_has_started();
+  int rank = 0;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  signal_rank = rank;
+  if (provided < MPI_THREAD_MULTIPLE && rank == 0) {
     // The watchdog's MPI_Abort is then outside MPI's promises, but better than a hang.
     fmt::print(stderr, "gatefold: MPI offers no MPI_THREAD_MULTIPLE; the watchdog may fail\n");
   }
-  signal_progress = &state_->progress;
-  signal_rank = state_->rank;
-  std::signal(SIGTERM, on_terminate);
 }
 
 Session::~Session() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->stop_changed.notify_all();
-  if (state_->watchdog.joinable()) state_->watchdog.join();
-  std::signal(SIGTERM, SIG_DFL);
-  signal_progress = nullptr;
   state_->world.reset();
+  state_->progress.enter("the end of MPI");
   MPI_Finalize();
 }
 
 Communicator& Session::world() const { return *state_->world; }
 
-void Session::start(double timeout_seconds) {
-  state_->watchdog = std::thread([this, timeout_seconds] { state_->watch(timeout_seconds); });
-  state_->world = make_mpi_communicator(MPI_COMM_WORLD, {timeout_seconds, &state_->progress});
+void Session::start() {
+  state_->world = make_mpi_communicator(MPI_COMM_WORLD, {state_->timeout, &state_->progress});
   const int launched = launched_processes();
   if (launched > 1 && state_->world->size() != launched) {
     throw Error(

@@ -7,23 +7,24 @@
 namespace gatefold {
 
 /// MPI for the length of a program: initialises it, watches over it, finalises it.
-/// While a session lives, SIGTERM prints the phase and ends the process with 143, and a watchdog
-/// thread ends the job with 75 when this rank makes no progress for longer than the timeout.
+/// From its start to the end of MPI, SIGTERM prints the phase and ends the process with 143, and a
+/// watchdog thread ends the job with 75 when this rank makes no progress for longer than the
+/// timeout.
 class Session {
  public:
   /// Throws Error 70 where MPI can't be started.
-  Session(int* argc, char*** argv);
+  Session(int* argc, char*** argv, double timeout_seconds);
   /// Finalises MPI; collective.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  /// All processes of the job. Its waits have the timeout given to start().
+  /// All processes of the job. Its waits have the session's timeout.
   Communicator& world() const;
 
-  /// Starts the watchdog and makes world(). Call once, before anything else. Collective.
+  /// Makes world(). Call once, before anything else. Collective.
   /// Throws Error 64 where the launcher started several processes and each is a world of its own.
-  void start(double timeout_seconds);
+  void start();
 
   /// Ends the whole job at once with `code`: for faults that peers can't be told of.
   [[noreturn]] static void abort_job(int code);
