@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <mpi.h>
 #include <sched.h>
 #include <unistd.h>
@@ -64,6 +65,7 @@ class MpiCommunicator final : public Communicator {
     copy_own_pieces(rank(), sends, receives);
     for (const Transfer& t : receives) {
       for_each_message(t, [this](std::byte* data, int bytes, int peer) {
+        messages_.push_back({peer, bytes});
         check(MPI_Irecv(data, bytes, MPI_BYTE, peer, kTag, comm_, &requests_.emplace_back()),
               "MPI_Irecv");
       });
@@ -71,11 +73,13 @@ class MpiCommunicator final : public Communicator {
     receives_ = requests_.size();
     for (const Transfer& t : sends) {
       for_each_message(t, [this](const std::byte* data, int bytes, int peer) {
+        messages_.push_back({peer, bytes});
         check(MPI_Isend(data, bytes, MPI_BYTE, peer, kTag, comm_, &requests_.emplace_back()),
               "MPI_Isend");
       });
     }
-    wait("exchange with its peers");
+    wait("an exchange");
+    check_sizes();
   }
 
   void all_gather_v(std::byte* all, std::span<const std::int64_t> parts) override {
@@ -135,8 +139,14 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
+  struct Message {
+    int peer;
+    int bytes;
+  };
+
   void clear_requests() {
     requests_.clear();
+    messages_.clear();
     receives_ = 0;
   }
 
@@ -173,6 +183,48 @@ class MpiCommunicator final : public Communicator {
     progress().tick();
   }
 
+  /// A message longer than its receive is MPI's error, a shorter one is none.
+  void check_sizes() const {
+    for (std::size_t i = 0; i < receives_; ++i) {
+      int bytes = 0;
+      check(MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes), "MPI_Get_count");
+      if (bytes == messages_[i].bytes) continue;
+      throw Error(ExitCode::kBackend,
+                  fmt::format("a message from rank {} has {} bytes instead of {} during {} (the "
+                              "ranks are out of step); this is a fault of the program",
+                              world_rank(messages_[i].peer), bytes, messages_[i].bytes,
+                              progress().phase()));
+    }
+  }
+
+  int world_rank(int peer) const {
+    MPI_Group own = MPI_GROUP_NULL;
+    MPI_Group world = MPI_GROUP_NULL;
+    check(MPI_Comm_group(comm_, &own), "MPI_Comm_group");
+    check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    int translated = peer;
+    check(MPI_Group_translate_ranks(own, 1, &peer, world, &translated),
+          "MPI_Group_translate_ranks");
+    MPI_Group_free(&own);
+    MPI_Group_free(&world);
+    return translated;
+  }
+
+  /// " from rank 1, 2": the peers of messages that are still on their way.
+  std::string missing_peers() {
+    std::vector<int> peers;
+    for (std::size_t i = 0; i < messages_.size(); ++i) {
+      int done = 0;
+      check(MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE),
+            "MPI_Request_get_status");
+      if (done == 0) peers.push_back(world_rank(messages_[i].peer));
+    }
+    if (peers.empty()) return "";
+    std::sort(peers.begin(), peers.end());
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    return fmt::format(" from rank {}", fmt::join(peers, ", "));
+  }
+
   /// So that a late message doesn't land in memory that the caller has given up.
   void cancel_receives() {
     for (std::size_t i = 0; i < receives_; ++i) {
@@ -193,11 +245,12 @@ class MpiCommunicator final : public Communicator {
   }
 
   [[noreturn]] void give_up(const char* what) {
+    const std::string missing = missing_peers();
     cancel_receives();
     throw Error(ExitCode::kTimeout,
-                fmt::format("no answer for {} s in {} during {} (a peer is lost, stuck or slower "
+                fmt::format("no answer{} for {} s in {} during {} (a peer is lost, stuck or slower "
                             "than the deadline); look at its output, or raise --timeout",
-                            timeout_, what, progress().phase()));
+                            missing, timeout_, what, progress().phase()));
   }
 
   MPI_Comm comm_;
@@ -206,6 +259,7 @@ class MpiCommunicator final : public Communicator {
   Progress own_progress_;
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
+  std::vector<Message> messages_;       // of an exchange, in the order of requests_
   std::vector<Transfer> gather_sends_;  // kept, so that steady calls allocate nothing
   std::vector<Transfer> gather_receives_;
   std::size_t receives_ = 0;  // of requests_, the first ones
