@@ -78,7 +78,7 @@ class MpiCommunicator final : public Communicator {
               "MPI_Isend");
       });
     }
-    wait("an exchange");
+    wait("an exchange with its peers");
     check_sizes();
   }
 
