@@ -1,0 +1,197 @@
+# Sourced by the tests of this folder: starts jobs, each in a folder of its own, and says how they
+# ended. GATEFOLD_BUILD and GATEFOLD_MPIRUN come from tests.cmake.
+# shellcheck shell=bash disable=SC2034
+
+here=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+model=${here%/faults}/fixtures/smollm2-135m-instruct
+program=$GATEFOLD_BUILD/gatefold
+with_faults=$GATEFOLD_BUILD/tests/gatefold_with_faults
+read -ra mpirun <<<"$GATEFOLD_MPIRUN"
+
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/gatefold-faults.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+cases=0
+failed=0
+
+# start NP NAME=VALUE… -- ARGUMENT…: a job of NP ranks; sets status, seconds and job. GATEFOLD_FAULT
+# among the values takes the program that has faults, GATEFOLD_ALTER preloads the layer under MPI.
+# survivors=1 keeps mpirun from ending the others when a rank is lost; quick_end=1 from waiting a
+# second for ranks that have ended.
+start() {
+  local ranks=$1 environment=() flags=() binary=$program
+  shift
+  cases=$((cases + 1))
+  job=$scratch/$cases
+  mkdir "$job" "$job/tmp"
+  while [[ $1 != -- ]]; do
+    case $1 in
+      quick_end=1) flags+=(--mca odls_base_sigkill_timeout 0) ;;
+      survivors=1) flags+=(--mca orte_abort_on_non_zero_status 0) ;;
+      GATEFOLD_FAULT=*) binary=$with_faults environment+=(-x "$1") ;;
+      GATEFOLD_ALTER=*)
+        environment+=(-x "$1" -x "GATEFOLD_PRELOAD=$GATEFOLD_BUILD/tests/libpmpi_alter.so") ;;
+      *) environment+=(-x "$1") ;;
+    esac
+    shift
+  done
+  shift
+  # GATEFOLD_JOB marks the processes of this job, should any stay behind.
+  TMPDIR=$job/tmp timeout -k 2 40 "${mpirun[@]}" "${flags[@]}" \
+    --mca btl_vader_backing_directory "$job/tmp" -x GATEFOLD_JOB="$job" "${environment[@]}" \
+    -n "$ranks" "$here/rank.sh" "$job" "$binary" "$@" >"$job/stdout" 2>"$job/stderr" </dev/null &
+  watch_job $!
+}
+
+# Waits for a job to end; sets status and seconds. Open MPI's own mpirun sometimes stays, or breaks,
+# after a rank was lost: what counts is when the ranks have ended.
+watch_job() { # PID
+  local begin=${EPOCHREALTIME/./} quiet=0 tenths
+  while kill -0 "$1" 2>/dev/null; do
+    if [[ ! -e $job/number ]] || any_left; then
+      quiet=0
+    elif ((++quiet == 1)); then
+      tenths=$(((${EPOCHREALTIME/./} - begin) / 100000))
+    elif ((quiet == 20)); then
+      echo "mpirun did not end by itself" >>"$job/stderr"
+      kill "$1"
+    fi
+    sleep 0.1
+  done
+  if ((quiet == 0)); then tenths=$(((${EPOCHREALTIME/./} - begin) / 100000)); fi
+  seconds=$((tenths / 10)).$((tenths % 10))
+  status=0
+  wait "$1" 2>/dev/null || status=$?
+}
+
+# Are there processes of the job? JOB/left names them, as /proc/PID/environ.
+any_left() {
+  # grep minds processes that end while it looks.
+  grep -lszxF "GATEFOLD_JOB=$job" /proc/[0-9]*/environ >"$job/left" || true
+  [[ -s $job/left ]]
+}
+
+# What a job said: on standard output, and each rank on standard error.
+said() { grep -qF -- "$1" "$job"/stdout "$job"/stderr.*; }
+
+# ends NAME PROBLEM…: the line of a case, and all there is to know of it where there is a problem.
+ends() {
+  local name=$1
+  shift
+  if (($# == 0)); then
+    printf 'ok      %5s s  %s\n' "$seconds" "$name"
+    return
+  fi
+  fails "$name" "$@"
+}
+
+fails() {
+  failed=$((failed + 1))
+  printf 'FAILED  %5s s  %s\n' "$seconds" "$1"
+  shift
+  printf '    %s\n' "$@"
+  tail -n 40 "$job"/std* 2>/dev/null | sed 's/^/    | /'
+}
+
+# agreed NAME NP CODE WORDS NAME=VALUE… -- ARGUMENT…: every rank of the job ends with CODE, and
+# WORDS (parts divided by |) are said.
+agreed() {
+  local name=$1 ranks=$2 code=$3 words=$4 problems=() rank word
+  shift 4
+  start "$ranks" quick_end=1 "$@"
+  if ((status != code)); then problems+=("mpirun ended with $status instead of $code"); fi
+  for ((rank = 0; rank < ranks; ++rank)); do
+    local own=nothing
+    if [[ -s $job/status.$rank ]]; then own=$(<"$job/status.$rank"); fi
+    if [[ $own != "$code" ]]; then problems+=("rank $rank ended with $own instead of $code"); fi
+  done
+  IFS='|' read -ra words <<<"$words"
+  for word in "${words[@]}"; do
+    if ! said "$word"; then problems+=("nobody said: $word"); fi
+  done
+  ends "$name" "${problems[@]}"
+}
+
+timeout=3
+# What holds wherever something dies: RANKS (0,2) say what matches PATTERN, the job ends within the
+# timeout and 5 s, and nothing is left behind. Adds to problems.
+check_loss() { # PATTERN RANKS
+  local pattern=$1 speakers=$2 rank
+  if [[ -z $pattern ]]; then speakers=; fi
+  if ((${seconds%.*} >= timeout + 5)); then problems+=("it took longer than $((timeout + 5)) s"); fi
+  for rank in ${speakers//,/ }; do
+    if ! grep -qE -- "\[rank $rank\] .*($pattern)" "$job/stderr.$rank"; then
+      problems+=("rank $rank didn't say: $pattern")
+    fi
+  done
+  mapfile -t -O "${#problems[@]}" problems < <(leftovers)
+}
+
+# lost NAME NP CODE PATTERN RANKS NAME=VALUE… -- ARGUMENT…: a job in which something dies; mpirun
+# ends with CODE (!0: any but 0).
+lost() {
+  local name=$1 ranks=$2 code=$3 pattern=$4 speakers=$5 problems=()
+  shift 5
+  start "$ranks" GATEFOLD_LOSE=1 "$@" --timeout "$timeout"
+  if [[ $code == "!0" ]]; then
+    if ((status == 0)); then problems+=("mpirun ended with 0"); fi
+  elif ((status != code)); then
+    problems+=("mpirun ended with $status instead of $code")
+  fi
+  check_loss "$pattern" "$speakers"
+  ends "$name" "${problems[@]}"
+}
+
+# alone NAME NP CODES PATTERN RANKS NAME=VALUE… -- ARGUMENT…: a job in which something dies and
+# mpirun does nothing about it: one of RANKS ends by itself, with one of CODES (75|143), which ends
+# the others.
+alone() {
+  local name=$1 ranks=$2 codes=$3 pattern=$4 speakers=$5 problems=() rank ended_well=0
+  shift 5
+  start "$ranks" survivors=1 "$@" --timeout "$timeout"
+  for rank in ${speakers//,/ }; do
+    local own=nothing
+    if [[ -s $job/status.$rank ]]; then own=$(<"$job/status.$rank"); fi
+    if [[ $own =~ ^($codes)$ ]]; then
+      ended_well=1
+    elif [[ $own != nothing ]]; then
+      problems+=("rank $rank ended with $own, not $codes")
+    fi
+  done
+  if ((ended_well == 0)); then problems+=("no rank ended with $codes"); fi
+  check_loss "$pattern" "$speakers"
+  ends "$name" "${problems[@]}"
+}
+
+# What is there of a job that has ended: processes, and shared memory outside its folder.
+leftovers() {
+  local tries process
+  for ((tries = 0; tries < 20; ++tries)); do
+    if ! any_left; then break; fi
+    sleep 0.1
+  done
+  while read -r process; do
+    echo "$process is left behind ($(tr '\0' ' ' 2>/dev/null <"${process%/environ}/cmdline" || true))"
+  done <"$job/left"
+  # Open MPI names its segments after the job's number.
+  if [[ -e $job/number ]]; then
+    find /dev/shm -name "*$(printf %x "$(<"$job/number")")*" -printf '%p is left behind\n'
+  fi
+}
+
+# The driver is worth something only if it can say no.
+refuses() { # agreed|lost ARGUMENT…
+  local before=$failed
+  "$@" >"$scratch/refused"
+  if ((failed > before)); then
+    failed=$before
+    printf 'ok      %5s s  noticed: %s\n' "$seconds" "$2"
+  else
+    failed=$((before + 1))
+    printf 'FAILED  %5s s  not noticed: %s\n' "$seconds" "$2"
+  fi
+}
+
+finish() {
+  echo "$cases jobs, $failed failed"
+  ((failed == 0 && cases > 0))
+}

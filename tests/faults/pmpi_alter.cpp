@@ -1,0 +1,167 @@
+#include <mpi.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+// Between the program and MPI: preloaded into it, alters what one rank's MPI does, as told by
+// GATEFOLD_ALTER=<how>:<function>:<k>, the k-th call of that function on rank 1 (MPI_Isend: of
+// those with a payload, so that the sums themselves are hit and not the agreements around them):
+//   flip     the message goes out with one bit changed (MPI_Isend only)
+//   fail     the call does nothing but return MPI_ERR_OTHER
+//   kill, stop   the process is killed or stopped in place of the call
+// or GATEFOLD_ALTER=funneled: MPI_Init_thread grants no more than MPI_THREAD_FUNNELED, on all
+// ranks.
+namespace {
+
+constexpr int kRank = 1;
+constexpr int kPayloadBytes = 4096;
+
+struct Order {
+  std::string how;
+  std::string function;
+  int call = 0;
+};
+
+Order read_order() {
+  const char* text = std::getenv("GATEFOLD_ALTER");
+  Order order;
+  if (text == nullptr) return order;
+  const std::string all = text;
+  const std::size_t first = all.find(':');
+  order.how = all.substr(0, first);
+  if (first == std::string::npos) return order;
+  const std::size_t second = all.find(':', first + 1);
+  order.function = all.substr(first + 1, second - first - 1);
+  order.call = second == std::string::npos ? 1 : std::atoi(all.c_str() + second + 1);
+  return order;
+}
+
+const Order& order() {
+  static const Order value = read_order();
+  return value;
+}
+
+bool on_the_rank() {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  return rank != nullptr && std::atoi(rank) == kRank;
+}
+
+/// True for the call that the order names. The program makes no MPI call in two threads at once
+/// but MPI_Abort, which isn't altered.
+bool is_due(const char* function) {
+  static std::atomic<int> calls{0};
+  if (order().function != function || !on_the_rank()) return false;
+  if (++calls != order().call) return false;
+  std::fprintf(stderr, "[rank %d] planted: %s in %s\n", kRank, order().how.c_str(), function);
+  return true;
+}
+
+/// True where the call is to fail.
+bool altered(const char* function) {
+  if (order().how == "flip" || !is_due(function)) return false;
+  if (order().how == "kill") std::raise(SIGKILL);
+  if (order().how == "stop") std::raise(SIGSTOP);
+  return order().how == "fail";
+}
+
+/// The message with its bit flipped: the highest of the mantissa of a float, the lowest but six of
+/// a bf16, both of which a sum that is rounded to bf16 shows. Lives as long as the process.
+const void* flipped(const void* data, int bytes) {
+  static std::vector<std::unique_ptr<char[]>> kept;
+  kept.push_back(std::make_unique<char[]>(static_cast<std::size_t>(bytes)));
+  char* copy = kept.back().get();
+  std::memcpy(copy, data, static_cast<std::size_t>(bytes));
+  copy[2] = static_cast<char>(copy[2] ^ 0x40);
+  return copy;
+}
+
+}  // namespace
+
+int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+  if (altered("MPI_Init_thread")) return MPI_ERR_OTHER;
+  if (order().how == "funneled") required = MPI_THREAD_FUNNELED;
+  const int status = PMPI_Init_thread(argc, argv, required, provided);
+  if (order().how == "funneled") *provided = MPI_THREAD_FUNNELED;
+  return status;
+}
+
+int MPI_Finalize() {
+  if (altered("MPI_Finalize")) return MPI_ERR_OTHER;
+  return PMPI_Finalize();
+}
+
+int MPI_Comm_rank(MPI_Comm comm, int* rank) {
+  if (altered("MPI_Comm_rank")) return MPI_ERR_OTHER;
+  return PMPI_Comm_rank(comm, rank);
+}
+
+int MPI_Comm_size(MPI_Comm comm, int* size) {
+  if (altered("MPI_Comm_size")) return MPI_ERR_OTHER;
+  return PMPI_Comm_size(comm, size);
+}
+
+int MPI_Comm_dup(MPI_Comm comm, MPI_Comm* copy) {
+  if (altered("MPI_Comm_dup")) return MPI_ERR_OTHER;
+  return PMPI_Comm_dup(comm, copy);
+}
+
+int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* part) {
+  if (altered("MPI_Comm_split")) return MPI_ERR_OTHER;
+  return PMPI_Comm_split(comm, color, key, part);
+}
+
+int MPI_Comm_set_errhandler(MPI_Comm comm, MPI_Errhandler handler) {
+  if (altered("MPI_Comm_set_errhandler")) return MPI_ERR_OTHER;
+  return PMPI_Comm_set_errhandler(comm, handler);
+}
+
+int MPI_Get_library_version(char* text, int* length) {
+  if (altered("MPI_Get_library_version")) return MPI_ERR_OTHER;
+  return PMPI_Get_library_version(text, length);
+}
+
+int MPI_Isend(const void* data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
+              MPI_Request* request) {
+  int element = 0;
+  PMPI_Type_size(type, &element);
+  const int bytes = count * element;
+  const bool payload = bytes >= kPayloadBytes;
+  if (payload && altered("MPI_Isend")) return MPI_ERR_OTHER;
+  if (payload && order().how == "flip" && is_due("MPI_Isend")) data = flipped(data, bytes);
+  return PMPI_Isend(data, count, type, peer, tag, comm, request);
+}
+
+int MPI_Irecv(void* data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
+              MPI_Request* request) {
+  if (altered("MPI_Irecv")) return MPI_ERR_OTHER;
+  return PMPI_Irecv(data, count, type, peer, tag, comm, request);
+}
+
+int MPI_Testall(int count, MPI_Request requests[], int* done, MPI_Status statuses[]) {
+  if (altered("MPI_Testall")) return MPI_ERR_OTHER;
+  return PMPI_Testall(count, requests, done, statuses);
+}
+
+int MPI_Ibcast(void* data, int count, MPI_Datatype type, int root, MPI_Comm comm,
+               MPI_Request* request) {
+  if (altered("MPI_Ibcast")) return MPI_ERR_OTHER;
+  return PMPI_Ibcast(data, count, type, root, comm, request);
+}
+
+int MPI_Ibarrier(MPI_Comm comm, MPI_Request* request) {
+  if (altered("MPI_Ibarrier")) return MPI_ERR_OTHER;
+  return PMPI_Ibarrier(comm, request);
+}
+
+int MPI_Allreduce(const void* in, void* out, int count, MPI_Datatype type, MPI_Op op,
+                  MPI_Comm comm) {
+  if (altered("MPI_Allreduce")) return MPI_ERR_OTHER;
+  return PMPI_Allreduce(in, out, count, type, op, comm);
+}
