@@ -221,7 +221,7 @@ void RowParallelLinear::begin(std::int64_t rows) {
                by_rows ? kGroup : rows * kGroup,
                groups * rows * kGroup};
   height_ = 0;
-  if (plan_.reduce == Reduce::kFast && weights_.count() == 0) {
+  if (plan_.reduce == Reduce::kFast && weights_.count() == 0 && rows > 0) {
     // A rank without columns adds nothing, but the library's sum takes its root all the same.
     const std::vector<std::byte> zeros(static_cast<std::size_t>(stack_bytes(rows)));
     place_.device->upload(stack_.data(), zeros.data(), stack_bytes(rows));
