@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <new>
@@ -105,9 +106,9 @@ int run_ranks(Communicator& world, const ParseResult& parsed, const Seams& seams
   return run_command(job);
 }
 
-/// What all ranks know of: agreements name the rank, and a usage error is every rank's own.
+/// What all ranks know of: what they agreed on, and a usage error, which is every rank's own.
 bool known_to_all(const Error& error) {
-  return error.code() == ExitCode::kUsage || std::string_view(error.what()).starts_with("rank ");
+  return error.code() == ExitCode::kUsage || dynamic_cast<const AgreedError*>(&error) != nullptr;
 }
 
 /// Prints the error once, or ends the job for a fault that peers can't know of; the exit code.
@@ -130,8 +131,9 @@ int run_program(int argc, char** argv, const Seams& seams) {
   // Alone there is nobody to agree with, and help must not need a working MPI.
   if (!parsed.options && launched_processes() <= 1) return show(parsed);
 
-  int rank = 0;
-  int ranks = 1;
+  // As the launcher says, until MPI does.
+  int rank = launched_rank();
+  int ranks = std::max(1, launched_processes());
   std::optional<Session> session;
   try {
     session.emplace(&argc, &argv, parsed.options.value_or(Options{}).timeout);

@@ -52,8 +52,8 @@ void agree(Communicator& comm, const std::optional<Failure>& mine) {
     std::string text = rank == comm.rank() ? mine->message : "";
     text = broadcast_text(comm, std::move(text), status.message_bytes, rank);
     const bool named = comm.size() == 1 || text.starts_with("rank ");
-    throw Error(static_cast<ExitCode>(status.code),
-                named ? text : fmt::format("rank {}: {}", rank, text));
+    throw AgreedError(static_cast<ExitCode>(status.code),
+                      named ? text : fmt::format("rank {}: {}", rank, text));
   }
 }
 

@@ -9,6 +9,12 @@
 
 namespace gatefold {
 
+/// An error that every rank of a group throws, so that nobody waits for another.
+class AgreedError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Runs `step` on every rank and closes it together: if it threw on any rank, every rank throws
 /// the error of the lowest such rank, so that all end with one code and one message.
 /// Collective; `step` itself may be too, as long as an Error in it can't leave peers inside.

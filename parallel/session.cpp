@@ -4,7 +4,6 @@
 #include <mpi.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -16,6 +15,7 @@
 #include "parallel/mpi_check.h"
 #include "parallel/mpi_interop.h"
 #include "runtime/error.h"
+#include "runtime/output_file.h"
 
 namespace gatefold {
 namespace {
@@ -57,6 +57,7 @@ void on_terminate(int) {
   line.add(signal_progress != nullptr ? signal_progress->phase() : "start");
   line.add("\n");
   line.write_out();
+  remove_temporaries();
   _exit(static_cast<int>(ExitCode::kTerminated));
 }
 
@@ -70,9 +71,6 @@ int launched_processes() {
   return 0;
 }
 
-namespace {
-
-/// The rank as the launcher says it, for messages before MPI can be asked.
 int launched_rank() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
     const char* value = std::getenv(name);
@@ -80,6 +78,8 @@ int launched_rank() {
   }
   return 0;
 }
+
+namespace {
 
 /// While it lives, SIGTERM ends the process with a line that says what it was doing.
 class TerminateHandler {
@@ -115,9 +115,6 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// MPI can be told of the end from here on.
-  void mpi_has_started() { mpi_started_ = true; }
-
  private:
   void watch();
   [[noreturn]] void end_job() const;
@@ -125,7 +122,6 @@ class Watchdog {
   const Progress& progress_;
   int rank_;
   double timeout_;
-  std::atomic<bool> mpi_started_{false};
   std::mutex mutex_;
   std::condition_variable stop_changed_;
   bool stop_ = false;
@@ -153,9 +149,7 @@ void Watchdog::end_job() const {
              "[rank {}] gatefold: no progress for {} s in {} (a peer is lost or stuck); "
              "ending the job\n",
              rank_, timeout_, progress_.phase());
-  const int code = static_cast<int>(ExitCode::kTimeout);
-  if (mpi_started_) Session::abort_job(code);
-  _exit(code);
+  Session::abort_job(static_cast<int>(ExitCode::kTimeout));
 }
 
 }  // namespace
@@ -176,7 +170,6 @@ Session::Session(int* argc, char*** argv, double timeout_seconds)
   state_->progress.enter("the start of MPI");
   int provided = 0;
   check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-  state_->watchdog.mpi_has_started();
   int rank = 0;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
   signal_rank = rank;
@@ -208,6 +201,10 @@ void Session::start() {
 }
 
 void Session::abort_job(int code) {
+  remove_temporaries();  // no destructor runs
+  int started = 0;
+  MPI_Initialized(&started);
+  if (started == 0) _exit(code);
   // MPI_Abort can hang when the network is gone; then the process ends alone.
   std::thread([code] {
     std::this_thread::sleep_for(std::chrono::seconds(5));

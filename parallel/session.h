@@ -26,7 +26,8 @@ class Session {
   /// Throws Error 64 where the launcher started several processes and each is a world of its own.
   void start();
 
-  /// Ends the whole job at once with `code`: for faults that peers can't be told of.
+  /// Ends the whole job at once with `code`: for faults that peers can't be told of. Before MPI has
+  /// started it ends this process only.
   [[noreturn]] static void abort_job(int code);
 
  private:
@@ -38,5 +39,8 @@ class Session {
 /// of OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_STEP_NUM_TASKS; never SLURM_NTASKS, which a batch shell
 /// has too.
 int launched_processes();
+/// Which of them this one is, from OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID; 0 if they are
+/// unset.
+int launched_rank();
 
 }  // namespace gatefold
