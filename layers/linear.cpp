@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "layers/kernel_choice.h"
+#include "parallel/agreement.h"
+
 namespace gatefold {
 namespace {
 
@@ -66,14 +69,15 @@ std::vector<std::int64_t> tile_heights(GemmKernel kernel, const RowCount& rows) 
   return heights;
 }
 
-void gather_rows(Communicator& tp, const std::byte* in, std::int64_t rows, std::int64_t row_bytes,
+void gather_rows(const Place& place, const std::byte* in, std::int64_t rows, std::int64_t row_bytes,
                  std::byte* out) {
+  const int ranks = place.tp->size();
   std::vector<std::int64_t> parts;
-  for (int r = 0; r < tp.size(); ++r)
-    parts.push_back(even_part(rows, tp.size(), r).size() * row_bytes);
-  const Range own = even_part(rows, tp.size(), tp.rank());
-  std::copy_n(in, own.size() * row_bytes, out + own.begin * row_bytes);
-  tp.all_gather_v(out, parts);
+  for (int r = 0; r < ranks; ++r) parts.push_back(even_part(rows, ranks, r).size() * row_bytes);
+  const Range own = even_part(rows, ranks, place.tp->rank());
+  place.device->copy_rows(out + own.begin * row_bytes, row_bytes, in, row_bytes, own.size(),
+                          row_bytes);
+  place.tp->all_gather_v(out, parts);
 }
 
 MergedColumnParallelLinear::MergedColumnParallelLinear(WeightTensors tensors,
@@ -128,7 +132,7 @@ void ColumnParallelLinear::forward(const std::byte* x, const RowCount& rows, std
   Buffer whole;
   if (input_rows_ == Rows::kScattered) {
     whole = device.allocate(rows.local * inputs_ * element);
-    gather_rows(*place_.tp, x, rows.local, inputs_ * element, whole.data());
+    gather_rows(place_, x, rows.local, inputs_ * element, whole.data());
     x = whole.data();
   }
   const OwnedTiles x_tiles =
@@ -160,15 +164,15 @@ void ColumnParallelLinear::gather_columns(std::int64_t rows, const std::byte* ow
   for (int r = 0; r < place_.tp->size(); ++r)
     parts.push_back(rows * own_columns(r).size() * element);
   const Range mine = own_columns(place_.tp->rank());
-  std::copy_n(own, rows * mine.size() * element, all.data() + rows * mine.begin * element);
+  const std::int64_t own_bytes = mine.size() * element;
+  place_.device->copy_rows(all.data() + rows * mine.begin * element, own_bytes, own, own_bytes,
+                           rows, own_bytes);
   place_.tp->all_gather_v(all.data(), parts);
   for (int r = 0; r < place_.tp->size(); ++r) {
     const Range columns = own_columns(r);
-    const std::byte* from = all.data() + rows * columns.begin * element;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::copy_n(from + row * columns.size() * element, columns.size() * element,
-                  y + (row * outputs_ + columns.begin) * element);
-    }
+    place_.device->copy_rows(y + columns.begin * element, outputs_ * element,
+                             all.data() + rows * columns.begin * element, columns.size() * element,
+                             rows, columns.size() * element);
   }
 }
 
@@ -186,9 +190,9 @@ RowParallelLinear::RowParallelLinear(WeightTensors tensors, const TensorSource& 
       merge_plan_(
           SumTree(plan_.blocks).local_plan(plan_.runs[static_cast<std::size_t>(place.tp->rank())])),
       tree_sum_(*place.tp, *place.device, SumTree(plan_.blocks), plan_.runs, tensors.outputs) {
-  if (tensors.bias) {
-    bias_ = load_vector(source, *tensors.bias, outputs_, dtype_, *place.device);
-  }
+  if (!tensors.bias) return;
+  run_agreed(*place.tp,
+             [&] { bias_ = load_vector(source, *tensors.bias, outputs_, dtype_, *place.device); });
 }
 
 std::int64_t RowParallelLinear::stack_bytes(std::int64_t rows) const {

@@ -31,7 +31,7 @@ std::int64_t tile_height(GemmKernel kernel, const RowCount& rows);
 std::vector<std::int64_t> tile_heights(GemmKernel kernel, const RowCount& rows);
 
 /// Gathers scattered rows: in [own rows, row_bytes] → out [rows, row_bytes]. Collective.
-void gather_rows(Communicator& tp, const std::byte* in, std::int64_t rows, std::int64_t row_bytes,
+void gather_rows(const Place& place, const std::byte* in, std::int64_t rows, std::int64_t row_bytes,
                  std::byte* out);
 
 /// gate and up in one weight per block, each half cut by itself; or one ungated matrix.

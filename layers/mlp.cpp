@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "layers/kernel_choice.h"
+
 namespace gatefold {
 namespace {
 
@@ -42,10 +44,9 @@ Mlp::Mlp(const FfnSpec& spec, const TensorSource& source, const Place& place,
 
 std::int64_t Mlp::chunk_rows(const RowCount& rows) const {
   const std::int64_t height = tile_height(gate_up_.kernel(), rows);
-  // Scattered rows are cut from the whole batch, and streamed weights should stream once.
-  const bool at_once = gate_up_.kernel() == GemmKernel::kLibraryWhole ||
-                       options_.output_rows == Rows::kScattered ||
-                       options_.linear.residency == Residency::kStreamed;
+  // Whole GEMMs take all rows, and scattered rows are cut from the whole batch.
+  const bool at_once =
+      gate_up_.kernel() == GemmKernel::kLibraryWhole || options_.output_rows == Rows::kScattered;
   if (at_once) return std::max<std::int64_t>(1, rows.local);
   return kChunkRows / height * height;
 }
@@ -110,7 +111,7 @@ void Mlp::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
   reserve(rows);
   const std::int64_t row_bytes = hidden_ * size_of(options_.linear.dtype);
   if (options_.input_rows == Rows::kScattered) {
-    gather_rows(*place_.tp, x, rows.local, row_bytes, gathered_x_.data());
+    gather_rows(place_, x, rows.local, row_bytes, gathered_x_.data());
     x = gathered_x_.data();
   }
   const std::int64_t height = tile_height(gate_up_.kernel(), rows);

@@ -18,7 +18,9 @@ struct MlpOptions {
 class Mlp {
  public:
   /// Loads this rank's blocks from `source` (which must outlive a streamed layer). Collective over
-  /// place.tp. Throws Error 64, 65, 66, 71.
+  /// place.tp: all its ranks go on, or all throw the same Error (64, 65, 66, 71). With several
+  /// tensor-parallel groups, call choose_kernel() over all their ranks first and hand its kernel in
+  /// the options, so that no group uses another kernel than the rest.
   Mlp(const FfnSpec& spec, const TensorSource& source, const Place& place,
       const MlpOptions& options);
 

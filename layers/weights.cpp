@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "parallel/agreement.h"
 #include "runtime/error.h"
@@ -94,10 +95,13 @@ BlockWeights::BlockWeights(WeightTensors tensors, CutAlong cut, const TensorSour
         "can't be merged in tree order); use tiles or panels, or the fast mode");
   }
   if (options.residency == Residency::kStreamed) return;
-  for (std::size_t i = 0; i < count(); ++i) {
-    resident_.push_back(load(i));
-    place_.tp->progress().tick();
-  }
+  // Agreed, so that a rank that can't load doesn't leave its peers waiting in forward().
+  run_agreed(*place_.tp, [this] {
+    for (std::size_t i = 0; i < count(); ++i) {
+      resident_.push_back(load(i));
+      place_.tp->progress().tick();
+    }
+  });
 }
 
 const BlockWeight& BlockWeights::at(std::size_t i) {
@@ -169,6 +173,12 @@ Activation load_activation(const FfnSpec& spec, const TensorSource& source) {
   Activation activation = spec.activation;
   if (spec.swish_beta) {
     read_as_float(source, *spec.swish_beta, {0, 1}, {0, 1}, &activation.beta);
+    if (!std::isfinite(activation.beta)) {
+      throw Error(ExitCode::kData,
+                  fmt::format("{} is {} (a learnable beta must be finite); correct "
+                              "the file",
+                              *spec.swish_beta, activation.beta));
+    }
   }
   return activation;
 }
@@ -176,48 +186,6 @@ Activation load_activation(const FfnSpec& spec, const TensorSource& source) {
 Buffer load_vector(const TensorSource& source, const TensorRef& ref, std::int64_t size, DType dtype,
                    Device& device) {
   return to_device(device, read_vector(source, ref, {0, size}, dtype));
-}
-
-KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
-                           const std::vector<WeightShape>& shapes, bool trust_library) {
-  require_equal(comm, "the GEMM library", device.library());
-  const DType storage = device.storage(dtype);
-  bool rows = trust_library;
-  bool columns = true;
-  std::uint64_t fingerprint = 0;
-  std::string name;
-  for (const WeightShape& shape : shapes) {
-    const SelfCheck check = device.self_check(shape, storage);
-    comm.progress().tick();
-    rows = rows && check.rows;
-    columns = columns && check.columns;
-    fingerprint = fingerprint * 0x100000001b3U ^ check.fingerprint;
-    name = check.kernel;
-  }
-  if (!all_true(comm, rows)) {
-    const char* why = name.empty() ? "the library has no packed GEMM for this CPU"
-                                   : "the library's tiles failed the self-check";
-    return {GemmKernel::kPlain, fmt::format("plain {} kernel ({})", name_of(storage), why)};
-  }
-  const bool any_width = all_true(comm, columns);
-  require_equal(comm, "self-check results", fmt::format("{:016x} by {}", fingerprint, name));
-  if (any_width) return {GemmKernel::kLibraryTiles, name};
-  return {GemmKernel::kLibraryPanels, name + ", panels of one width"};
-}
-
-std::vector<WeightShape> ffn_shapes(const FfnSpec& spec, std::int64_t blocks) {
-  const Blocks cut{spec.intermediate_size, blocks};
-  std::vector<WeightShape> shapes;
-  const auto add = [&shapes](const WeightShape& shape) {
-    if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
-  };
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    const std::int64_t width = cut.columns(b).size();
-    if (width == 0) continue;
-    add({width, spec.hidden_size, spec.gated()});
-    add({spec.hidden_size, width, false});
-  }
-  return shapes;
 }
 
 }  // namespace gatefold

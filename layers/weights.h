@@ -102,24 +102,11 @@ class BlockWeights {
 };
 
 /// The layer's activation with a learnable beta, where it has one, read from `source` in fp32.
+/// Throws Error 65 where that isn't finite.
 Activation load_activation(const FfnSpec& spec, const TensorSource& source);
 
 /// A bias [ref rows] as fp32 on the device, rounded to `dtype` first.
 Buffer load_vector(const TensorSource& source, const TensorRef& ref, std::int64_t size, DType dtype,
                    Device& device);
-
-/// Runs the start-up self-check of `shapes` on all ranks of `comm` and says which kernel all use:
-/// the library's tiles, or our plain one where the check failed on any rank. Collective.
-/// `trust_library` false on any rank stands for a failed check there.
-/// Throws Error 64 where ranks have different libraries or get different bits.
-struct KernelChoice {
-  GemmKernel kernel = GemmKernel::kPlain;
-  std::string name;  // for the report's header
-};
-KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
-                           const std::vector<WeightShape>& shapes, bool trust_library = true);
-
-/// The distinct block shapes of a dense FFN of H = hidden, I = intermediate, over all ranks.
-std::vector<WeightShape> ffn_shapes(const FfnSpec& spec, std::int64_t blocks);
 
 }  // namespace gatefold

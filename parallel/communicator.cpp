@@ -46,6 +46,11 @@ void copy_own_pieces(int rank, std::span<const Transfer> sends,
     std::memcpy(receive->data, send.data, static_cast<std::size_t>(send.bytes));
     receive = std::find_if(receive + 1, receives.end(), own);
   }
+  if (receive == receives.end()) return;
+  throw Error(ExitCode::kBackend,
+              fmt::format("rank {} receives {} bytes from itself but sends none (both lists of an "
+                          "exchange must match); this is a fault of the caller",
+                          rank, receive->bytes));
 }
 
 std::unique_ptr<Communicator> make_self_communicator() {

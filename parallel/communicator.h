@@ -41,9 +41,10 @@ class Communicator {
   virtual void barrier() = 0;
 
   /// The library's own sums, in an order of its choosing: for --reduce fast and to measure against.
+  /// Blocking inside the library: no deadline of ours, but for a Session's watchdog.
   virtual void all_reduce(float* data, std::int64_t count) = 0;
 
-  /// Collective. Ranks of equal `color` form a group, ordered by rank in this one.
+  /// Ranks of equal `color` form a group, ordered by rank in this one. For set-up; no deadline.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
   /// What this rank is doing, for the watchdog and for messages.

@@ -121,6 +121,12 @@ class CpuDevice final : public Device {
   void download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
     std::memcpy(host, in, static_cast<std::size_t>(bytes));
   }
+  void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
+                 std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) override {
+    parallel(rows, [&](std::int64_t row, int) {
+      std::memcpy(out + row * out_stride, in + row * in_stride, static_cast<std::size_t>(bytes));
+    });
+  }
   void synchronize() override {}
 
   Weight allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) override;
@@ -255,6 +261,7 @@ void CpuDevice::prepare(const WeightShape& shape, DType storage, GemmKernel kern
 }
 
 SelfCheck CpuDevice::self_check(const WeightShape& shape, DType storage) {
+  const DenormalsOn guard;
   const std::int64_t inputs = shape.padded_inputs();
   const std::set<std::int64_t> widths = tile_columns(shape, storage, threads_);
   // The same on every rank, whatever its thread count: where the fingerprint comes from.

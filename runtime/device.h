@@ -123,8 +123,8 @@ struct RootSum {
 
 /// What a start-up self-check of a GEMM found.
 struct SelfCheck {
-  bool rows = false;     // a row's bits depend on nothing but the row
-  bool columns = false;  // nor on how many columns a call has
+  bool rows = false;              // a row's bits depend on nothing but the row
+  bool columns = false;           // nor on how many columns a call has
   std::string kernel;             // the implementation's name
   std::uint64_t fingerprint = 0;  // of the results: equal on all ranks, or they must not mix
 };
@@ -147,6 +147,9 @@ class Device {
   virtual Buffer allocate(std::int64_t bytes) = 0;
   virtual void upload(std::byte* out, const std::byte* host, std::int64_t bytes) = 0;
   virtual void download(std::byte* host, const std::byte* in, std::int64_t bytes) = 0;
+  /// `rows` rows of `bytes` bytes, strides in bytes.
+  virtual void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
+                         std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) = 0;
   virtual void synchronize() = 0;
 
   /// Zero-filled.

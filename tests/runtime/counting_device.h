@@ -31,6 +31,10 @@ class CountingDevice final : public Device {
   void download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
     device_->download(host, in, bytes);
   }
+  void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
+                 std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) override {
+    device_->copy_rows(out, out_stride, in, in_stride, rows, bytes);
+  }
   void synchronize() override { device_->synchronize(); }
   Weight allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) override {
     Weight weight = device_->allocate_weight(shape, model, kernel);

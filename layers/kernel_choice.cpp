@@ -1,0 +1,55 @@
+#include "layers/kernel_choice.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "parallel/agreement.h"
+
+namespace gatefold {
+
+KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
+                           const std::vector<WeightShape>& shapes, bool trust_library) {
+  require_equal(comm, "the GEMM library", device.library());
+  const DType storage = device.storage(dtype);
+  bool rows = trust_library;
+  bool columns = true;
+  std::uint64_t fingerprint = 0;
+  std::string name;
+  run_agreed(comm, [&] {
+    for (const WeightShape& shape : shapes) {
+      const SelfCheck check = device.self_check(shape, storage);
+      comm.progress().tick();
+      rows = rows && check.rows;
+      columns = columns && check.columns;
+      fingerprint = fingerprint * 0x100000001b3U ^ check.fingerprint;
+      name = check.kernel;
+    }
+  });
+  if (!all_true(comm, rows)) {
+    const char* why = name.empty() ? "the library has no packed GEMM for this CPU"
+                                   : "the library's tiles failed the self-check";
+    return {GemmKernel::kPlain, fmt::format("plain {} kernel ({})", name_of(storage), why)};
+  }
+  const bool any_width = all_true(comm, columns);
+  require_equal(comm, "self-check results", fmt::format("{:016x} by {}", fingerprint, name));
+  if (any_width) return {GemmKernel::kLibraryTiles, name};
+  return {GemmKernel::kLibraryPanels, name + ", panels of one width"};
+}
+
+std::vector<WeightShape> ffn_shapes(const FfnSpec& spec, std::int64_t blocks) {
+  const Blocks cut{spec.intermediate_size, blocks};
+  std::vector<WeightShape> shapes;
+  const auto add = [&shapes](const WeightShape& shape) {
+    if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
+  };
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::int64_t width = cut.columns(b).size();
+    if (width == 0) continue;
+    add({width, spec.hidden_size, spec.gated()});
+    add({spec.hidden_size, width, false});
+  }
+  return shapes;
+}
+
+}  // namespace gatefold
