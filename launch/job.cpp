@@ -16,6 +16,7 @@
 #include "parallel/agreement.h"
 #include "runtime/checkpoint.h"
 #include "runtime/error.h"
+#include "runtime/hash.h"
 #include "runtime/safetensors.h"
 
 namespace gatefold {
@@ -73,9 +74,7 @@ void find_nan_rows(TokenBatch& batch) {
 }  // namespace
 
 std::uint64_t fingerprint(std::span<const std::byte> bytes) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const std::byte b : bytes) hash = (hash ^ static_cast<std::uint64_t>(b)) * 0x100000001b3U;
-  return hash;
+  return Fnv1a().add(bytes).value();
 }
 
 std::vector<float> TokenBatch::as_float(Range rows) const {

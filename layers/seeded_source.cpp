@@ -7,28 +7,16 @@
 
 #include "layers/model_families.h"
 #include "runtime/error.h"
+#include "runtime/hash.h"
+#include "runtime/vector_isa.h"
 
 namespace gatefold {
 namespace {
 
-// SplitMix64 (Steele, Lea, Flood 2014) as a counter generator: value i of a stream is mix(key +
-// i * gamma), so any slice can be made alone.
-constexpr std::uint64_t kGamma = 0x9e3779b97f4a7c15ULL;
-
-constexpr std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-  return z ^ (z >> 31);
-}
-
-constexpr std::uint64_t fnv1a(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  return hash;
-}
+constexpr std::uint64_t kGamma = SplitMix64::kGamma;
 
 constexpr std::uint64_t stream_key(std::uint64_t seed, std::string_view name) {
-  return mix(mix(seed + kGamma) ^ fnv1a(name));
+  return SplitMix64::mix(SplitMix64::mix(seed + kGamma) ^ Fnv1a().add(name).value());
 }
 
 // The sum of the four 16-bit pieces, less its mean: |result| <= 131070, so exact in fp32.
@@ -71,7 +59,7 @@ template <DType kType>
   const std::uint64_t start = stream.key + first * kGamma;
   const float scale = stream.scale;
   for (std::int64_t i = 0; i < n; ++i) {
-    const std::uint64_t hash = mix(start + static_cast<std::uint64_t>(i) * kGamma);
+    const std::uint64_t hash = SplitMix64::mix(start + static_cast<std::uint64_t>(i) * kGamma);
     out[i] = round_stored<kType>(static_cast<float>(centred_sum(hash)) * scale);
   }
 }
@@ -94,9 +82,7 @@ using Fill = void (*)(const Stream&, std::uint64_t first, std::int64_t n, std::b
 
 template <DType kType>
 Fill best_fill() {
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  return avx512 ? fill_avx512<kType> : fill_plain<kType>;
+  return vector_isa() == VectorIsa::kAvx512 ? fill_avx512<kType> : fill_plain<kType>;
 }
 
 Fill fill_of(DType dtype) {

@@ -122,7 +122,7 @@ void check(const Activation& act) {
 }
 
 // One body, compiled for each instruction set: `flatten` inlines it whole, so that all of it is
-// vectorised for the caller's target. Unlike target_clones this needs no resolver at load time.
+// vectorised for the caller's target. Unlike GATEFOLD_CLONES this lets a test run each of them.
 [[gnu::flatten]] void activate_sse2(const Activation& act, const ActivationRows& io) {
   activate_all(act, io);
 }
@@ -151,13 +151,6 @@ std::string activation_names() {
     names += name;
   }
   return names;
-}
-
-VectorIsa vector_isa() {
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512) return VectorIsa::kAvx512;
-  return __builtin_cpu_supports("avx2") ? VectorIsa::kAvx2 : VectorIsa::kSse2;
 }
 
 void activate_rows(const Activation& act, const ActivationRows& io, VectorIsa isa) {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "runtime/dtype.h"
+#include "runtime/vector_isa.h"
 
 namespace gatefold {
 
@@ -240,11 +241,6 @@ struct ActivationRows {
   DType model = DType::kF32;
   DType storage = DType::kF32;  // `model`, or f32 for a model dtype kept widened
 };
-
-/// Instruction sets that activate_rows() is compiled for. They don't differ by a bit.
-enum class VectorIsa { kSse2, kAvx2, kAvx512 };
-/// The widest one of this CPU.
-VectorIsa vector_isa();
 
 /// Runs on the calling thread. Throws Error 65 for a beta, alpha or limit out of range, Error 70
 /// where `storage` is neither `model` nor f32.

@@ -5,22 +5,17 @@
 #include <limits>
 #include <vector>
 
+#include "runtime/hash.h"
+
 namespace gatefold {
 namespace {
-
-std::uint64_t next(std::uint64_t& state) {  // splitmix64
-  std::uint64_t z = (state += 0x9e3779b97f4a7c15U);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-  return z ^ (z >> 31);
-}
 
 /// Values in (-1, 1) of many magnitudes, so that a change of order shows in the bits.
 void fill(std::vector<std::byte>& bytes, DType storage, std::uint64_t seed) {
   std::uint64_t state = seed;
   const std::size_t n = bytes.size() / static_cast<std::size_t>(size_of(storage));
   for (std::size_t i = 0; i < n; ++i) {
-    const std::uint64_t r = next(state);
+    const std::uint64_t r = SplitMix64::mix(state += SplitMix64::kGamma);
     float value = (static_cast<float>(r >> 40) * 0x1p-23F - 1.0F);
     if ((r & 7U) == 0) value *= 0x1p-8F;
     if (storage == DType::kBf16) {
@@ -53,7 +48,7 @@ GemmCheck check_row_bits(std::int64_t rows, std::int64_t inputs, std::int64_t co
                        result_row) == 0;
   };
 
-  GemmCheck check{true, 0xcbf29ce484222325U};
+  GemmCheck check{true, 0};
   // Row r moves to place (r + shift) mod rows; shift 0 is the repeat.
   for (const std::int64_t shift :
        {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, rows / 2, rows - 1}) {
@@ -79,9 +74,9 @@ GemmCheck check_row_bits(std::int64_t rows, std::int64_t inputs, std::int64_t co
       check.passed = check.passed && same_row(kept, kept);
     }
   }
-  for (const float value : first) {
-    check.fingerprint = (check.fingerprint ^ std::bit_cast<std::uint32_t>(value)) * 0x100000001b3U;
-  }
+  Fnv1a hash;
+  for (const float value : first) hash.add_unit(std::bit_cast<std::uint32_t>(value));
+  check.fingerprint = hash.value();
   return check;
 }
 

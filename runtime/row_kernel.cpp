@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/device.h"
+#include "runtime/vector_isa.h"
 
 namespace gatefold {
 namespace {
@@ -62,8 +63,6 @@ template <int kRows>
   }
   for (int r = 0; r < kRows; ++r) std::memcpy(c + r * ldc, sum[r], sizeof(sum[r]));
 }
-
-#define GATEFOLD_CLONES [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]]
 
 GATEFOLD_CLONES void one_row_bf16(const std::uint16_t* a, std::int64_t inputs, const std::byte* w,
                                   float* c) {

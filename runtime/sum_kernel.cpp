@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/vector_isa.h"
+
 namespace gatefold {
 namespace {
 
@@ -70,8 +72,6 @@ template <DType kDType>
     }
   }
 }
-
-#define GATEFOLD_CLONES [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]]
 
 GATEFOLD_CLONES void sum_bf16(const RootSum& sum, std::int64_t group, std::int64_t first_row,
                               std::int64_t rows) {
