@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +12,7 @@
 #include "layers/seeded_source.h"
 #include "parallel/agreement.h"
 #include "runtime/error.h"
+#include "runtime/output_file.h"
 #include "runtime/safetensors.h"
 
 namespace gatefold {
@@ -35,12 +35,6 @@ struct Shard {
   std::int64_t bytes = 0;
 };
 
-[[noreturn]] void fail_output(const std::string& path, const std::string& why) {
-  throw Error(ExitCode::kOutput, fmt::format("cannot write {} ({}); choose another directory or "
-                                             "free some space",
-                                             quoted_name(path), why));
-}
-
 /// Where the directory will lie; refuses one that holds anything.
 std::string new_directory(const std::string& path) {
   std::error_code error;
@@ -60,39 +54,29 @@ std::string new_directory(const std::string& path) {
   return fs::canonical(target, error).string();
 }
 
-/// A directory beside `target` that becomes it, or goes away with all that is in it.
+/// A directory beside `target` that becomes it, or goes away with the files in it.
 class TemporaryDirectory {
  public:
-  explicit TemporaryDirectory(const std::string& target) : target_(target) {
-    const fs::path folder = fs::path(target).parent_path();
-    for (int attempt = 0; attempt < 1000; ++attempt) {
-      path_ = (folder / fmt::format(".gatefold-{}-{}.tmp", ::getpid(), attempt)).string();
-      std::error_code error;
-      if (fs::create_directory(path_, error)) return;
-      if (error) fail_output(target, error.message());
-    }
-    fail_output(target, "no free name for a temporary directory beside it");
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    if (!kept_) fs::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  explicit TemporaryDirectory(const std::string& target)
+      : target_(target), directory_(make_temporary(target, TemporaryKind::kDirectory).path) {}
 
-  std::string file(const std::string& name) const { return path_ + '/' + name; }
+  /// The path of a file that is going to be in it.
+  std::string file(const std::string& name) {
+    return files_.emplace_back(directory_.path() + '/' + name, TemporaryKind::kFile).path();
+  }
   void keep() {
     // Replaces an empty directory, and no other.
-    if (std::rename(path_.c_str(), target_.c_str()) != 0) {
-      fail_output(target_, std::generic_category().message(errno));
+    if (std::rename(directory_.path().c_str(), target_.c_str()) != 0) {
+      fail_output(target_, errno_text(errno));
     }
-    kept_ = true;
+    directory_.release();
+    for (TemporaryPath& file : files_) file.release();
   }
 
  private:
   std::string target_;
-  std::string path_;
-  bool kept_ = false;
+  TemporaryPath directory_;
+  std::vector<TemporaryPath> files_;  // removed before the directory is
 };
 
 std::vector<std::int64_t> written_layers(const Job& job) {
@@ -153,7 +137,7 @@ std::pair<std::int64_t, std::int64_t> as_matrix(const std::vector<std::int64_t>&
   return {shape[0], shape[1]};
 }
 
-void write_shard(const Job& job, const TemporaryDirectory& folder, const Shard& shard,
+void write_shard(const Job& job, TemporaryDirectory& folder, const Shard& shard,
                  const std::function<void()>& beat) {
   std::vector<SafetensorsWriter::Tensor> header;
   for (const NamedTensor& tensor : shard.tensors) {

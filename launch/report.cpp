@@ -1,19 +1,13 @@
 #include "launch/report.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <system_error>
+#include <span>
 
-#include "runtime/error.h"
-#include "runtime/safetensors.h"
+#include "runtime/output_file.h"
 
 namespace gatefold {
 namespace {
@@ -61,78 +55,6 @@ std::string csv_value(const Cell& cell) {
 }
 
 std::string comment(const std::string& text) { return text.empty() ? "#\n" : "# " + text + '\n'; }
-
-[[noreturn]] void fail_output(const std::string& path, const std::string& why) {
-  throw Error(ExitCode::kOutput,
-              fmt::format("cannot write {} ({}); choose another path or free some space",
-                          quoted_name(path), why));
-}
-
-std::string reason(int code) { return std::generic_category().message(code); }
-
-/// Where a rename must go so that a symbolic link stays; refuses what it would destroy.
-std::string rename_target(const std::string& path) {
-  namespace fs = std::filesystem;
-  if (fs::path(path).filename().empty()) fail_output(path, "not a file name");
-  std::error_code error;
-  std::string target = path;
-  if (fs::is_symlink(fs::symlink_status(path, error))) {
-    target = fs::canonical(path, error).string();
-    if (error) fail_output(path, "a symbolic link to nowhere");
-  }
-  const fs::file_status status = fs::status(target, error);
-  if (status.type() == fs::file_type::not_found) return target;
-  if (!fs::status_known(status)) fail_output(path, error.message());
-  if (!fs::is_regular_file(status)) {
-    fail_output(path, "a directory, device or pipe: only a regular file is replaced");
-  }
-  return target;
-}
-
-/// A new file beside `path`, which it may become; else it goes away.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& path) : path_(path), target_(rename_target(path)) {
-    const auto folder = std::filesystem::path(target_).parent_path();
-    for (int attempt = 0; attempt < 1000; ++attempt) {
-      name_ = (folder / fmt::format(".gatefold-{}-{}.tmp", ::getpid(), attempt)).string();
-      const int fd = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (fd >= 0) {
-        fd_.reset(fd);
-        return;
-      }
-      if (errno != EEXIST) break;
-    }
-    fail_output(path_, reason(errno));
-  }
-  ~TemporaryFile() {
-    if (!name_.empty()) ::unlink(name_.c_str());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  void write(const std::string& text) {
-    for (std::size_t at = 0; at < text.size();) {
-      const ssize_t wrote = ::write(fd_.get(), text.data() + at, text.size() - at);
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote <= 0) fail_output(path_, reason(wrote < 0 ? errno : ENOSPC));
-      at += static_cast<std::size_t>(wrote);
-    }
-  }
-
-  void keep() {
-    // Some file systems report a full disk only at fsync or close.
-    if (::fsync(fd_.get()) != 0 || ::close(fd_.release()) != 0) fail_output(path_, reason(errno));
-    if (std::rename(name_.c_str(), target_.c_str()) != 0) fail_output(path_, reason(errno));
-    name_.clear();
-  }
-
- private:
-  std::string path_;
-  std::string target_;
-  std::string name_;
-  FileDescriptor fd_;
-};
 
 }  // namespace
 
@@ -234,12 +156,12 @@ std::string Report::csv() const {
 }
 
 void write_file(const std::string& path, const std::string& text) {
-  TemporaryFile file(path);
-  file.write(text);
+  OutputFile file(path);
+  file.write(std::as_bytes(std::span(text)));
   file.keep();
 }
 
-void require_writable(const std::string& path) { const TemporaryFile probe(path); }
+void require_writable(const std::string& path) { const OutputFile probe(path); }
 
 std::string human(double value, const std::string& unit, int digits) {
   static constexpr std::string_view kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};

@@ -1,21 +1,18 @@
 #include "runtime/safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <system_error>
+#include <utility>
 
 #include "runtime/error.h"
+#include "runtime/hash.h"
 
 namespace gatefold {
 namespace {
@@ -47,8 +44,6 @@ std::optional<std::uint64_t> bits_of(std::string_view stored_type) {
                             std::string_view remedy = "download or write the file again") {
   throw Error(ExitCode::kData, fmt::format("{}: {}; {}", where, problem, remedy));
 }
-
-std::string errno_text(int error) { return std::generic_category().message(error); }
 
 /// Bytes of a dense tensor; nothing where the product overflows or ends within a byte.
 std::optional<std::uint64_t> bytes_of(const std::vector<std::int64_t>& shape, std::uint64_t bits) {
@@ -290,57 +285,17 @@ void check_tiling(const SafetensorsHeader& header, std::uint64_t data_bytes,
   }
 }
 
-int open_regular(const std::string& path) {
-  const auto fail = [&](const std::string& why) {
+FileDescriptor open_for_reading(const std::string& path) {
+  OpenedFile file = open_regular_file(path);
+  if (!file.problem.empty()) {
     throw Error(ExitCode::kNoInput,
                 fmt::format("cannot open {} ({}); give a readable safetensors file",
-                            path.empty() ? "''" : path, why));
-  };
-  // Without O_NONBLOCK opening a FIFO would wait for a writer.
-  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (fd.get() < 0) fail(errno_text(errno));
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) fail(errno_text(errno));
-  if (!S_ISREG(status.st_mode)) fail("not a regular file");
-  return fd.release();
+                            path.empty() ? "''" : path, file.problem));
+  }
+  return std::move(file.fd);
 }
 
-std::uint64_t size_of_file(int fd) {
-  struct stat status {};
-  return ::fstat(fd, &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
-}
-
-std::uint64_t fnv1a(std::uint64_t hash, std::string_view bytes) {
-  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
-  return hash;
-}
-
-[[noreturn]] void fail_output(const std::string& path, const std::string& why,
-                              std::string_view remedy = "choose another path or free some space") {
-  throw Error(ExitCode::kOutput,
-              fmt::format("cannot write {} ({}); {}", path.empty() ? "''" : path, why, remedy));
-}
 constexpr std::string_view kAnnounce = "announce each tensor once, with its own shape and type";
-
-/// Follows a symbolic link, so that renaming replaces what it leads to; refuses what renaming
-/// would destroy.
-std::string resolve_target(const std::string& path) {
-  namespace fs = std::filesystem;
-  if (fs::path(path).filename().empty()) fail_output(path, "not a file name");
-  std::error_code error;
-  std::string target = path;
-  if (fs::is_symlink(fs::symlink_status(path, error))) {
-    target = fs::canonical(path, error).string();
-    if (error) fail_output(path, "a symbolic link to nowhere: " + error.message());
-  }
-  const fs::file_status status = fs::status(target, error);
-  if (status.type() == fs::file_type::not_found) return target;
-  if (!fs::status_known(status)) fail_output(path, error.message());
-  if (!fs::is_regular_file(status)) {
-    fail_output(path, "a directory, device or pipe; only a regular file is replaced");
-  }
-  return target;
-}
 
 struct HeaderText {
   std::string json;
@@ -389,22 +344,6 @@ HeaderText header_text(const std::string& path,
 
 }  // namespace
 
-std::string quoted_name(std::string_view name) {
-  constexpr std::size_t kShown = 160;
-  const bool cut = name.size() > kShown;
-  if (cut) {
-    std::size_t end = kShown;  // not within a UTF-8 character
-    while (end > kShown - 4 && (static_cast<unsigned char>(name[end]) & 0xc0U) == 0x80U) --end;
-    name = name.substr(0, end);
-  }
-  std::string text = "'";
-  for (const char c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    text += byte < 0x20 || byte == 0x7f ? '?' : c;
-  }
-  return text + (cut ? "…'" : "'");
-}
-
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                            const std::string& where) {
   SafetensorsHeader header;
@@ -425,12 +364,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
   return header;
 }
 
-void FileDescriptor::reset(int fd) {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = fd;
-}
-
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), fd_(open_regular(path)) {
+SafetensorsFile::SafetensorsFile(const std::string& path)
+    : path_(path), fd_(open_for_reading(path)) {
   read_header();
 }
 
@@ -457,9 +392,7 @@ void SafetensorsFile::read_header() {
   std::string json(length, '\0');
   read_at(kLengthBytes, std::as_writable_bytes(std::span(json)));
   header_ = parse_safetensors_header(json, file_bytes_ - kLengthBytes - length, path_);
-
-  const auto size = std::bit_cast<std::array<char, 8>>(file_bytes_);
-  header_hash_ = fnv1a(fnv1a(0xcbf29ce484222325U, json), {size.data(), size.size()});
+  header_hash_ = Fnv1a().add(json).add_number(file_bytes_).value();
 }
 
 void SafetensorsFile::read(const std::string& name, std::uint64_t offset,
@@ -500,83 +433,38 @@ void SafetensorsFile::read_at(std::uint64_t offset, std::span<std::byte> out) co
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors,
                                      const std::map<std::string, std::string>& metadata)
-    : path_(resolve_target(path)) {
+    : file_(path) {
   HeaderText header;
   try {
-    header = header_text(path_, tensors, metadata);
+    header = header_text(file_.path(), tensors, metadata);
   } catch (const nlohmann::json::exception&) {
-    fail_output(path_, "a name or a metadata value is not UTF-8", "use UTF-8");
+    fail_output(file_.path(), "a name or a metadata value is not UTF-8", "use UTF-8");
   }
   expected_ = header.data_bytes;
-  create_temporary();
-  try {
-    write_all(std::bit_cast<LengthField>(std::uint64_t{header.json.size()}));
-    write_all(std::as_bytes(std::span(header.json)));
-  } catch (...) {
-    discard();
-    throw;
-  }
+  const auto length = std::bit_cast<LengthField>(std::uint64_t{header.json.size()});
+  file_.write(length);
+  file_.write(std::as_bytes(std::span(header.json)));
 }
 
-SafetensorsWriter::~SafetensorsWriter() { discard(); }
-
-void SafetensorsWriter::create_temporary() {
-  const auto folder = std::filesystem::path(path_).parent_path();
-  // A name can be taken by a process of the same number on another node, or one that was killed.
-  for (int attempt = 0; attempt < 1000; ++attempt) {
-    const auto name = folder / fmt::format(".gatefold-{}-{}.tmp", ::getpid(), attempt);
-    const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0) {
-      fd_.reset(fd);
-      temporary_ = name.string();
-      return;
-    }
-    if (errno != EEXIST) break;
-  }
-  fail_output(path_, errno_text(errno));
-}
-
-void SafetensorsWriter::write_all(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t wrote = ::write(fd_.get(), bytes.data(), bytes.size());
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) fail_output(path_, errno_text(wrote < 0 ? errno : ENOSPC));
-    bytes = bytes.subspan(static_cast<std::size_t>(wrote));
-  }
-}
+SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::append(std::span<const std::byte> bytes) {
   if (bytes.size() > expected_ - written_) {
     fail_output(
-        path_,
+        file_.path(),
         fmt::format("{} bytes of data, {} were announced", written_ + bytes.size(), expected_),
         kAnnounce);
   }
-  write_all(bytes);
+  file_.write(bytes);
   written_ += bytes.size();
 }
 
 void SafetensorsWriter::finish() {
   if (written_ != expected_) {
-    fail_output(path_, fmt::format("{} bytes of data, {} were announced", written_, expected_),
-                kAnnounce);
+    fail_output(file_.path(),
+                fmt::format("{} bytes of data, {} were announced", written_, expected_), kAnnounce);
   }
-  if (::fsync(fd_.get()) != 0) fail_output(path_, errno_text(errno));
-  // Some file systems report a full disk only here.
-  if (::close(fd_.release()) != 0) fail_output(path_, errno_text(errno));
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail_output(path_, errno_text(errno));
-  temporary_.clear();
-
-  // Best effort: makes the rename itself durable, where the file system can.
-  const auto folder = std::filesystem::path(path_).parent_path();
-  const FileDescriptor folder_fd(
-      ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  ::fsync(folder_fd.get());
-}
-
-void SafetensorsWriter::discard() noexcept {
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
-  temporary_.clear();
+  file_.keep();
 }
 
 std::string_view safetensors_name(DType dtype) {

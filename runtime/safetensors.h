@@ -7,10 +7,12 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "runtime/dtype.h"
+#include "runtime/file_descriptor.h"
+#include "runtime/output_file.h"
+#include "runtime/quoted_name.h"
 #include "runtime/tensor_source.h"
 
 namespace gatefold {
@@ -37,22 +39,6 @@ struct SafetensorsHeader {
 /// unique, the nesting is shallow.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                            const std::string& where);
-
-/// Owns an open file descriptor, or none (-1).
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
-  ~FileDescriptor() { reset(-1); }
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
-  FileDescriptor& operator=(FileDescriptor&&) = delete;
-
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  void reset(int fd);  // closes the one held
-
- private:
-  int fd_;
-};
 
 /// An open safetensors file. Reads with pread: a file that shrinks after opening is an Error 65,
 /// never a SIGBUS.
@@ -106,13 +92,7 @@ class SafetensorsWriter {
   void finish();
 
  private:
-  void create_temporary();
-  void write_all(std::span<const std::byte> bytes);
-  void discard() noexcept;
-
-  std::string path_;
-  std::string temporary_;  // empty once it is renamed or removed
-  FileDescriptor fd_;
+  OutputFile file_;
   std::uint64_t expected_ = 0;
   std::uint64_t written_ = 0;
 };
@@ -120,8 +100,5 @@ class SafetensorsWriter {
 /// The file's spelling of a dtype: "F32", "BF16", "F16"; and back (nothing for other types).
 std::string_view safetensors_name(DType dtype);
 std::optional<DType> dtype_from_safetensors(std::string_view name);
-
-/// A name from a file, quoted for a message: shortened, control characters masked.
-std::string quoted_name(std::string_view name);
 
 }  // namespace gatefold

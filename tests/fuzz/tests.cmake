@@ -8,7 +8,10 @@ endif()
 add_custom_target(fuzzers DEPENDS safetensors_header_fuzz)
 add_executable(safetensors_header_fuzz EXCLUDE_FROM_ALL
   ${PROJECT_SOURCE_DIR}/tests/fuzz/safetensors_header_fuzz.cpp
-  ${PROJECT_SOURCE_DIR}/runtime/safetensors.cpp)
+  ${PROJECT_SOURCE_DIR}/runtime/safetensors.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/output_file.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/file_descriptor.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/quoted_name.cpp)
 target_include_directories(safetensors_header_fuzz PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_features(safetensors_header_fuzz PRIVATE cxx_std_20)
 target_compile_options(safetensors_header_fuzz PRIVATE

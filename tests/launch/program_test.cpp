@@ -450,5 +450,19 @@ TEST_F(Program, MakeModelTouchesNoDirectoryThatHoldsAnything) {
   }
 }
 
+TEST_F(Program, AModelWhoseMakingIsTerminatedLeavesNothing) {
+  const Outcome ended = shell(kProgram + " make-model --config " + kSource +
+                              "/configs/smollm2-135m.json --shards 30 --output " + path("made") +
+                              " & until ls " + path(".gatefold-*/model-00002*") +
+                              " 2>/dev/null || ! kill -0 $!; do sleep 0.01; done; "
+                              "kill -TERM $!; wait $!");
+  EXPECT_EQ(ended.code, 143) << ended.error;
+  EXPECT_THAT(ended.error, HasSubstr("terminated while in: writing the model"));
+  EXPECT_FALSE(fs::exists(path("made")));
+  for (const auto& entry : fs::directory_iterator(path("."))) {
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".gatefold-")));
+  }
+}
+
 }  // namespace
 }  // namespace gatefold

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "runtime/file_descriptor.h"
+
+namespace gatefold {
+
+enum class TemporaryKind { kFile, kDirectory };
+
+/// A path that must not outlive its owner, nor a process that a signal handler ends. Removing a
+/// directory takes that it is empty.
+class TemporaryPath {
+ public:
+  TemporaryPath() = default;
+  /// Before it is made, so that there is no moment in which nobody would remove it.
+  TemporaryPath(std::string path, TemporaryKind kind);
+  ~TemporaryPath();
+  TemporaryPath(TemporaryPath&& other) noexcept;
+  TemporaryPath& operator=(TemporaryPath&& other) noexcept;
+
+  const std::string& path() const { return path_; }
+  /// It stays, or was never made.
+  void release() noexcept;
+
+ private:
+  std::string path_;  // empty: none
+  TemporaryKind kind_ = TemporaryKind::kFile;
+  int slot_ = -1;  // none where the path is too long or too many are taken
+};
+
+/// Removes every TemporaryPath of the process: files, then directories. Async-signal-safe, for
+/// handlers that end the process without destructors.
+void remove_temporaries() noexcept;
+
+/// A new file (its descriptor open for writing) or directory beside `target`, under a hidden name.
+/// Throws Error 74 naming `target`.
+struct Temporary {
+  TemporaryPath path;
+  FileDescriptor fd;
+};
+Temporary make_temporary(const std::string& target, TemporaryKind kind);
+
+/// A file that is written beside `path` and becomes it at the end, or goes away. A device, pipe or
+/// directory is never replaced, and a symbolic link stays: the file that it leads to is replaced.
+class OutputFile {
+ public:
+  /// Throws Error 74 where no file can be made or `path` can't be replaced.
+  explicit OutputFile(const std::string& path);
+
+  /// The path that keep() replaces, links followed.
+  const std::string& path() const { return target_; }
+  /// Throws Error 74.
+  void write(std::span<const std::byte> bytes);
+  /// Flushes to disk and renames. Throws Error 74.
+  void keep();
+
+ private:
+  std::string target_;
+  Temporary temporary_;
+};
+
+/// Error 74.
+[[noreturn]] void fail_output(const std::string& path, std::string_view why,
+                              std::string_view remedy = "choose another path or free some space");
+
+}  // namespace gatefold
