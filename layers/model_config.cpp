@@ -3,10 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -14,6 +10,7 @@
 
 #include "layers/model_families.h"
 #include "runtime/error.h"
+#include "runtime/json_file.h"
 #include "runtime/range.h"
 
 namespace gatefold {
@@ -25,8 +22,11 @@ using Overrides = std::vector<std::pair<std::string, std::string>>;
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxLayers = 100000;
 constexpr double kMaxBytes = 0x1p62;
-constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
-constexpr int kMaxNesting = 64;
+// Nesting is bounded, so that nothing later can recurse without end.
+constexpr JsonRules kConfigRules{.max_bytes = std::uint64_t{16} << 20,
+                                 .max_depth = 64,
+                                 .kind = "a config.json",
+                                 .remedy = "check the file"};
 constexpr const char* kChooseDense = "choose a dense model";
 
 // Python writes torch's type names; "float" and "half" are its aliases.
@@ -36,39 +36,14 @@ constexpr std::pair<std::string_view, DType> kDTypeNames[] = {{"float32", DType:
                                                               {"float", DType::kF32},
                                                               {"half", DType::kF16}};
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw Error(ExitCode::kNoInput, fmt::format("{}: can't be opened ({}); give a config.json",
-                                                path, std::strerror(errno)));
+// The value of --set: JSON, or else a string as it stands.
+Json parsed_value(const std::string& text) {
+  try {
+    check_json_text(text, "--set", kConfigRules);
+  } catch (const Error&) {
+    return text;
   }
-  std::string text;
-  std::array<char, 1 << 16> chunk;
-  while (file && text.size() <= kMaxFileBytes) {
-    file.read(chunk.data(), chunk.size());
-    text.append(chunk.data(), static_cast<std::size_t>(file.gcount()));
-  }
-  if (file.bad()) {
-    throw Error(ExitCode::kNoInput, fmt::format("{}: can't be read ({}); give a config.json", path,
-                                                std::strerror(errno)));
-  }
-  if (text.size() > kMaxFileBytes) {
-    throw Error(ExitCode::kData, fmt::format("{}: larger than {} bytes (no config.json is); check "
-                                             "the path",
-                                             path, kMaxFileBytes));
-  }
-  return text;
-}
-
-// Nesting is bounded here, so that nothing later can recurse without end.
-Json parse_json(const std::string& text) {
-  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxNesting) {
-      throw std::invalid_argument(fmt::format("nested deeper than {} levels", kMaxNesting));
-    }
-    return true;
-  };
-  return Json::parse(text, shallow);
+  return Json::parse(text);
 }
 
 // A value as it reads in the file, on one line and short enough for a message.
@@ -130,16 +105,7 @@ class ConfigDocument {
 };
 
 ConfigDocument::ConfigDocument(const std::string& path, const Overrides& overrides) : path_(path) {
-  const std::string text = read_text(path);
-  try {
-    root_ = parse_json(text);
-  } catch (const std::exception& error) {
-    const std::string reason = error.what();
-    const auto tag_end = reason.find("] ");  // the JSON library's own tag
-    throw Error(ExitCode::kData,
-                fmt::format("{}: not JSON ({}); check the file", path,
-                            tag_end == std::string::npos ? reason : reason.substr(tag_end + 2)));
-  }
+  root_ = Json::parse(read_json_text(path, kConfigRules));
   if (!root_.is_object()) {
     throw Error(ExitCode::kData,
                 fmt::format("{}: the top level is {} {} (a config.json holds an object); check the "
@@ -202,12 +168,14 @@ void ConfigDocument::choose_family() {
 }
 
 void ConfigDocument::apply(const std::string& key, const std::string& value) {
-  Json parsed;
-  try {
-    parsed = parse_json(value);
-  } catch (const std::exception&) {
-    parsed = value;
+  if (key == "text_config") {
+    throw Error(
+        ExitCode::kUsage,
+        fmt::format("--set {}={}: replaces the whole text model (--set changes one field of "
+                    "it, named without {}); set its fields one by one",
+                    key, value, key));
   }
+  Json parsed = parsed_value(value);
   const bool only_outside =
       nested_ && !reads(key) && !text_object().contains(key) && root_.contains(key);
   (only_outside ? root_ : text_object())[key] = std::move(parsed);

@@ -3,14 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 
 #include "runtime/error.h"
+#include "runtime/hash.h"
+#include "runtime/json_file.h"
 
 namespace gatefold {
 namespace {
@@ -21,8 +21,9 @@ using nlohmann::json;
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
 constexpr std::string_view kSingleName = "model.safetensors";
 constexpr std::string_view kSuffix = ".safetensors";
-constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
-constexpr int kMaxIndexDepth = 16;
+constexpr std::string_view kIndexRemedy = "download or write the index again";
+constexpr JsonRules kIndexRules{
+    .max_bytes = 100'000'000, .max_depth = 16, .kind = "an index", .remedy = kIndexRemedy};
 
 struct Index {
   std::map<std::string, std::string> weight_map;  // tensor → file name
@@ -35,61 +36,7 @@ struct Index {
 }
 
 [[noreturn]] void fail_index(const std::string& where, const std::string& problem) {
-  fail(ExitCode::kData, where, problem, "download or write the index again");
-}
-
-std::string read_index_text(const fs::path& path) {
-  const auto unreadable = [&](const std::string& why) {
-    fail(ExitCode::kNoInput, path.string(), fmt::format("cannot be read ({})", why),
-         "make it a readable file");
-  };
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) unreadable(error ? error.message() : "a symbolic link to nowhere");
-  if (!fs::is_regular_file(status)) unreadable("not a regular file");
-  const std::uintmax_t size = fs::file_size(path, error);
-  if (error) unreadable(error.message());
-  if (size > kMaxIndexBytes) {
-    fail_index(path.string(),
-               fmt::format("{} bytes (an index has at most {})", size, kMaxIndexBytes));
-  }
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string text(size, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(size));
-  if (!file) {
-    unreadable(errno != 0 ? std::generic_category().message(errno) : "it shrank meanwhile");
-  }
-  return text;
-}
-
-/// Parses JSON; refuses what a plain parse would pass over: repeated keys, deep nesting, text
-/// behind a NUL.
-json parse_strict(const std::string& text, const std::string& where) {
-  if (text.find('\0') != text.npos) fail_index(where, "holds a NUL byte (it is JSON text)");
-  std::vector<std::set<std::string>> keys;  // of the objects around the current place
-  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxIndexDepth) {
-      fail_index(where,
-                 fmt::format("nested deeper than {} levels (an index has two)", kMaxIndexDepth));
-    }
-    const auto level = static_cast<std::size_t>(depth);
-    if (event == json::parse_event_t::object_start) {
-      keys.resize(std::max(keys.size(), level + 2));
-      keys[level + 1].clear();
-    } else if (event == json::parse_event_t::key) {
-      const auto& name = parsed.get_ref<const std::string&>();
-      if (!keys[level].insert(name).second) {
-        fail_index(where, fmt::format("{} is there twice (keys are unique)", quoted_name(name)));
-      }
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, watch);
-  } catch (const json::exception& error) {
-    fail_index(where, fmt::format("not JSON ({})", quoted_name(error.what())));
-  }
+  fail(ExitCode::kData, where, problem, kIndexRemedy);
 }
 
 bool is_plain_file_name(std::string_view name) {
@@ -100,7 +47,7 @@ bool is_plain_file_name(std::string_view name) {
 
 Index read_index(const fs::path& path) {
   const std::string where = path.string();
-  const json document = parse_strict(read_index_text(path), where);
+  const json document = json::parse(read_json_text(where, kIndexRules));
   const auto map = document.is_object() ? document.find("weight_map") : document.end();
   if (map == document.end() || !map->is_object()) {
     fail_index(where, "no object 'weight_map' (it says which file holds which tensor)");
@@ -364,13 +311,9 @@ std::string Checkpoint::description() const {
 }
 
 std::uint64_t Checkpoint::header_hash() const {
-  std::uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a over the files' hashes
-  for (const SafetensorsFile& file : files_) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      hash = (hash ^ ((file.header_hash() >> shift) & 0xffU)) * 0x100000001b3U;
-    }
-  }
-  return hash;
+  Fnv1a hash;
+  for (const SafetensorsFile& file : files_) hash.add_number(file.header_hash());
+  return hash.value();
 }
 
 }  // namespace gatefold

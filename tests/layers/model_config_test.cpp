@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -332,6 +333,9 @@ TEST_F(ModelConfigTest, TextThatIsNoConfigIsRefused) {
       {"16", "the top level is number"},
       {std::string(200000, '['), "nested deeper than 64"},
       {"{\"a\":" + std::string(200000, '[') + std::string(200000, ']') + "}", "nested deeper"},
+      {"\xef\xbb\xbf{}", "byte order mark"},
+      {std::string("{}\0", 3), "NUL"},
+      {"{\"hidden_size\": 16, \"hidden_size\": 32}", "'hidden_size' is there twice"},
       {std::string(std::size_t{17} << 20, ' '), "larger than"}};
   for (const auto& [text, word] : table) {
     expect_error(
@@ -344,10 +348,27 @@ TEST_F(ModelConfigTest, TextThatIsNoConfigIsRefused) {
   EXPECT_NO_THROW(read(json)) << "61 levels";
 }
 
+TEST_F(ModelConfigTest, ANestedModelIsChangedFieldByField) {
+  Json inner = llama();
+  const Json outer{{"text_config", inner}};
+  for (const char* value : {"5", "null", "{}", "[]", "x"}) {
+    expect_error(
+        ExitCode::kUsage, "set its fields one by one",
+        [&] {
+          read(outer, {{"text_config", value}, {"hidden_size", "64"}});
+        },
+        value);
+  }
+  expect_error(ExitCode::kUsage, "no such field", [&] { read(inner, {{"text_config", "5"}}); });
+}
+
 TEST_F(ModelConfigTest, APathThatCantBeOpenedIsItsOwnError) {
   expect_error(ExitCode::kNoInput, "No such file",
                [&] { read_model_config((directory_ / "none.json").string()); });
   expect_error(ExitCode::kNoInput, "directory", [&] { read_model_config(directory_.string()); });
+  const std::string fifo = (directory_ / "fifo").string();
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  expect_error(ExitCode::kNoInput, "not a regular file", [&] { read_model_config(fifo); });
 }
 
 TEST_F(ModelConfigTest, OverridesReplaceFields) {
