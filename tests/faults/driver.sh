@@ -15,8 +15,8 @@ failed=0
 
 # start NP NAME=VALUE… -- ARGUMENT…: a job of NP ranks; sets status, seconds and job. GATEFOLD_FAULT
 # among the values takes the program that has faults, GATEFOLD_ALTER preloads the layer under MPI.
-# survivors=1 keeps mpirun from ending the others when a rank is lost; quick_end=1 from waiting a
-# second for ranks that have ended.
+# survivors=1 keeps mpirun from ending the others when a rank is lost. It gives the others 1 s to
+# end before it kills them; quick_end=1 makes that none, patience=1 makes it 3.
 start() {
   local ranks=$1 environment=() flags=() binary=$program
   shift
@@ -26,6 +26,7 @@ start() {
   while [[ $1 != -- ]]; do
     case $1 in
       quick_end=1) flags+=(--mca odls_base_sigkill_timeout 0) ;;
+      patience=1) flags+=(--mca odls_base_sigkill_timeout 3) ;;
       survivors=1) flags+=(--mca orte_abort_on_non_zero_status 0) ;;
       GATEFOLD_FAULT=*) binary=$with_faults environment+=(-x "$1") ;;
       GATEFOLD_ALTER=*)
@@ -36,29 +37,36 @@ start() {
   done
   shift
   # GATEFOLD_JOB marks the processes of this job, should any stay behind.
-  TMPDIR=$job/tmp timeout -k 2 40 "${mpirun[@]}" "${flags[@]}" \
-    --mca btl_vader_backing_directory "$job/tmp" -x GATEFOLD_JOB="$job" "${environment[@]}" \
-    -n "$ranks" "$here/rank.sh" "$job" "$binary" "$@" >"$job/stdout" 2>"$job/stderr" </dev/null &
+  TMPDIR=$job/tmp "${mpirun[@]}" "${flags[@]}" --mca btl_vader_backing_directory "$job/tmp" \
+    -x GATEFOLD_JOB="$job" "${environment[@]}" -n "$ranks" "$here/rank.sh" "$job" "$binary" "$@" \
+    >"$job/stdout" 2>"$job/stderr" </dev/null &
   watch_job $!
 }
 
-# Waits for a job to end; sets status and seconds. Open MPI's own mpirun sometimes stays, or breaks,
-# after a rank was lost: what counts is when the ranks have ended.
+# Waits for a job to end; sets status, seconds and how many of them came after its fault (late).
+# Open MPI's own mpirun sometimes stays, or breaks, after a rank was lost: what counts is when the
+# ranks have ended.
 watch_job() { # PID
-  local begin=${EPOCHREALTIME/./} quiet=0 tenths
+  local begin=${EPOCHREALTIME/./} quiet=0 tenths=0 fault=-1
   while kill -0 "$1" 2>/dev/null; do
     if [[ ! -e $job/number ]] || any_left; then
       quiet=0
-    elif ((++quiet == 1)); then
       tenths=$(((${EPOCHREALTIME/./} - begin) / 100000))
-    elif ((quiet == 20)); then
-      echo "mpirun did not end by itself" >>"$job/stderr"
-      kill "$1"
+    else
+      quiet=$((quiet + 1))
+    fi
+    if ((fault < 0)) && grep -qs planted "$job"/stderr.*; then
+      fault=$tenths
+      if [[ -n ${signal-} ]]; then send_signal "$1"; fi
+    fi
+    if ((quiet == 20 || tenths > 400)); then
+      echo "the driver ended mpirun (after $tenths tenths of a second)" >>"$job/stderr"
+      kill -KILL "$1"
     fi
     sleep 0.1
   done
-  if ((quiet == 0)); then tenths=$(((${EPOCHREALTIME/./} - begin) / 100000)); fi
   seconds=$((tenths / 10)).$((tenths % 10))
+  late=$(((tenths - fault) / 10))
   status=0
   wait "$1" 2>/dev/null || status=$?
 }
@@ -112,24 +120,49 @@ agreed() {
 }
 
 timeout=3
-# What holds wherever something dies: RANKS (0,2) say what matches PATTERN, the job ends within the
-# timeout and 5 s, and nothing is left behind. Adds to problems.
+# once NAME WORDS: of the last job's ranks, just one has said WORDS.
+once() {
+  local times
+  times=$(cat "$job"/stderr.* | grep -cF -- "$2" || true)
+  if ((times != 1)); then fails "$1" "said $times times: $2"; fi
+}
+
+# single NAME CODE WORDS NAME=VALUE… -- ARGUMENT…: the program by itself, without mpirun.
+single() {
+  local name=$1 code=$2 told=$3 environment=() problems=() begin=${EPOCHREALTIME/./}
+  shift 3
+  cases=$((cases + 1))
+  job=$scratch/$cases
+  mkdir "$job"
+  while [[ $1 != -- ]]; do environment+=("$1") && shift; done
+  shift
+  status=0
+  env "${environment[@]}" timeout 20 "$program" "$@" >"$job/stdout" 2>"$job/stderr.0" || status=$?
+  seconds=$(((${EPOCHREALTIME/./} - begin) / 1000000)).0
+  if ((status != code)); then problems+=("it ended with $status instead of $code"); fi
+  if ! said "$told"; then problems+=("it didn't say: $told"); fi
+  ends "$name" "${problems[@]}"
+}
+
+# What holds wherever something dies: RANKS (0,2: both of them, 0|2: one at least, since mpirun may
+# kill a rank before it can say a word) say what matches PATTERN, the job ends within the timeout and
+# 5 s of the fault, and nothing is left behind. Adds to problems.
 check_loss() { # PATTERN RANKS
-  local pattern=$1 speakers=$2 rank
-  if [[ -z $pattern ]]; then speakers=; fi
-  if ((${seconds%.*} >= timeout + 5)); then problems+=("it took longer than $((timeout + 5)) s"); fi
-  for rank in ${speakers//,/ }; do
-    if ! grep -qE -- "\[rank $rank\] .*($pattern)" "$job/stderr.$rank"; then
-      problems+=("rank $rank didn't say: $pattern")
-    fi
+  local pattern=$1 rank speakers=() silent=()
+  if [[ -n $pattern ]]; then IFS='|,' read -ra speakers <<<"$2"; fi
+  if ((late >= timeout + 5)); then problems+=("it took longer than $((timeout + 5)) s"); fi
+  for rank in "${speakers[@]}"; do
+    if ! grep -qE -- "\[rank $rank\] .*($pattern)" "$job/stderr.$rank"; then silent+=("$rank"); fi
   done
+  if [[ $2 == *"|"* ]] && ((${#silent[@]} < ${#speakers[@]})); then silent=(); fi
+  for rank in "${silent[@]}"; do problems+=("rank $rank didn't say: $pattern"); done
   mapfile -t -O "${#problems[@]}" problems < <(leftovers)
 }
 
 # lost NAME NP CODE PATTERN RANKS NAME=VALUE… -- ARGUMENT…: a job in which something dies; mpirun
 # ends with CODE (!0: any but 0).
 lost() {
-  local name=$1 ranks=$2 code=$3 pattern=$4 speakers=$5 problems=()
+  local name=$1 ranks=$2 code=$3 pattern=$4 who=$5 problems=()
   shift 5
   start "$ranks" GATEFOLD_LOSE=1 "$@" --timeout "$timeout"
   if [[ $code == "!0" ]]; then
@@ -137,7 +170,7 @@ lost() {
   elif ((status != code)); then
     problems+=("mpirun ended with $status instead of $code")
   fi
-  check_loss "$pattern" "$speakers"
+  check_loss "$pattern" "$who"
   ends "$name" "${problems[@]}"
 }
 
@@ -145,10 +178,10 @@ lost() {
 # mpirun does nothing about it: one of RANKS ends by itself, with one of CODES (75|143), which ends
 # the others.
 alone() {
-  local name=$1 ranks=$2 codes=$3 pattern=$4 speakers=$5 problems=() rank ended_well=0
+  local name=$1 ranks=$2 codes=$3 pattern=$4 who=$5 problems=() rank ended_well=0
   shift 5
   start "$ranks" survivors=1 "$@" --timeout "$timeout"
-  for rank in ${speakers//,/ }; do
+  for rank in ${who//[,|]/ }; do
     local own=nothing
     if [[ -s $job/status.$rank ]]; then own=$(<"$job/status.$rank"); fi
     if [[ $own =~ ^($codes)$ ]]; then
@@ -158,8 +191,23 @@ alone() {
     fi
   done
   if ((ended_well == 0)); then problems+=("no rank ended with $codes"); fi
-  check_loss "$pattern" "$speakers"
+  check_loss "$pattern" "$who"
   ends "$name" "${problems[@]}"
+}
+
+# signalled NAME NP CODE PATTERN RANKS SIGNAL WHOM NAME=VALUE… -- ARGUMENT…: as lost, for a job that
+# gets SIGNAL, sent to mpirun or to a rank, as soon as its fault says that it is there.
+signalled() {
+  local signal=$6 whom=$7 first=("${@:1:5}")
+  shift 7
+  lost "${first[@]}" "$@"
+}
+
+send_signal() { # PID of mpirun
+  local to=$1
+  if [[ $whom != mpirun ]]; then to=$(<"$job/pid.$whom"); fi
+  kill "-$signal" "$to"
+  signal=
 }
 
 # What is there of a job that has ended: processes, and shared memory outside its folder.
@@ -170,6 +218,7 @@ leftovers() {
     sleep 0.1
   done
   while read -r process; do
+    kill -KILL "$(basename "${process%/environ}")" 2>/dev/null || true
     echo "$process is left behind ($(tr '\0' ' ' 2>/dev/null <"${process%/environ}/cmdline" || true))"
   done <"$job/left"
   # Open MPI names its segments after the job's number.

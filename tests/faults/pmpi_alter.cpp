@@ -1,5 +1,5 @@
+#include <dlfcn.h>
 #include <mpi.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,31 +16,29 @@
 // those with a payload, so that the sums themselves are hit and not the agreements around them):
 //   flip     the message goes out with one bit changed (MPI_Isend only)
 //   fail     the call does nothing but return MPI_ERR_OTHER
-//   kill, stop   the process is killed or stopped in place of the call
+//   kill, stop   the process is killed or stopped in place of the call (rename, too)
 // or GATEFOLD_ALTER=funneled: MPI_Init_thread grants no more than MPI_THREAD_FUNNELED, on all
 // ranks.
 namespace {
 
-constexpr int kRank = 1;
 constexpr int kPayloadBytes = 4096;
 
 struct Order {
   std::string how;
   std::string function;
-  int call = 0;
+  int call = 1;
+  int rank = 1;
 };
 
 Order read_order() {
-  const char* text = std::getenv("GATEFOLD_ALTER");
   Order order;
-  if (text == nullptr) return order;
-  const std::string all = text;
-  const std::size_t first = all.find(':');
-  order.how = all.substr(0, first);
-  if (first == std::string::npos) return order;
-  const std::size_t second = all.find(':', first + 1);
-  order.function = all.substr(first + 1, second - first - 1);
-  order.call = second == std::string::npos ? 1 : std::atoi(all.c_str() + second + 1);
+  const char* text = std::getenv("GATEFOLD_ALTER");
+  std::istringstream words(text == nullptr ? "" : text);
+  std::string number;
+  std::getline(words, order.how, ':');
+  std::getline(words, order.function, ':');
+  if (std::getline(words, number, ':')) order.call = std::stoi(number);
+  if (std::getline(words, number, ':')) order.rank = std::stoi(number);
   return order;
 }
 
@@ -50,7 +49,7 @@ const Order& order() {
 
 bool on_the_rank() {
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  return rank != nullptr && std::atoi(rank) == kRank;
+  return rank != nullptr && std::atoi(rank) == order().rank;
 }
 
 /// True for the call that the order names. The program makes no MPI call in two threads at once
@@ -59,7 +58,8 @@ bool is_due(const char* function) {
   static std::atomic<int> calls{0};
   if (order().function != function || !on_the_rank()) return false;
   if (++calls != order().call) return false;
-  std::fprintf(stderr, "[rank %d] planted: %s in %s\n", kRank, order().how.c_str(), function);
+  std::fprintf(stderr, "[rank %d] planted: %s in %s\n", order().rank, order().how.c_str(),
+               function);
   return true;
 }
 
@@ -164,4 +164,11 @@ int MPI_Allreduce(const void* in, void* out, int count, MPI_Datatype type, MPI_O
                   MPI_Comm comm) {
   if (altered("MPI_Allreduce")) return MPI_ERR_OTHER;
   return PMPI_Allreduce(in, out, count, type, op, comm);
+}
+
+/// What ends the writing of a file: the finished one takes its name.
+int rename(const char* from, const char* to) noexcept {
+  altered("rename");
+  using Rename = int (*)(const char*, const char*);
+  return reinterpret_cast<Rename>(dlsym(RTLD_NEXT, "rename"))(from, to);
 }

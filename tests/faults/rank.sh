@@ -9,6 +9,7 @@ program=$2
 shift 2
 rank=$OMPI_COMM_WORLD_RANK
 exec 2>"$job/stderr.$rank"
+echo $$ >"$job/pid.$rank"
 echo "$PMIX_NAMESPACE" >"$job/number"
 
 arguments=GATEFOLD_ARGUMENTS_$rank folder=GATEFOLD_FOLDER_$rank other=GATEFOLD_PROGRAM_$rank

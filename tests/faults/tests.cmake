@@ -12,7 +12,7 @@ target_link_libraries(gatefold_of_another_version PRIVATE
   gatefold_launch fmt::fmt gatefold_options)
 
 add_library(pmpi_alter SHARED faults/pmpi_alter.cpp)
-target_link_libraries(pmpi_alter PRIVATE MPI::MPI_CXX gatefold_options)
+target_link_libraries(pmpi_alter PRIVATE MPI::MPI_CXX ${CMAKE_DL_LIBS} gatefold_options)
 
 list(JOIN GATEFOLD_MPIRUN " " mpirun_line)
 function(gatefold_fault_test name timeout)
@@ -20,5 +20,8 @@ function(gatefold_fault_test name timeout)
   set_tests_properties(faults.${name} PROPERTIES LABELS "faults" TIMEOUT ${timeout} PROCESSORS 4
     ENVIRONMENT "${GATEFOLD_MPI_ENVIRONMENT};GATEFOLD_MPIRUN=${mpirun_line};GATEFOLD_BUILD=${PROJECT_BINARY_DIR}")
 endfunction()
-gatefold_fault_test(wrong_results 120)
+gatefold_fault_test(wrong_results 240)
 gatefold_fault_test(lost_ranks 240)
+gatefold_fault_test(signals 120)
+gatefold_fault_test(disagreement 120)
+gatefold_fault_test(mpi_errors 120)
