@@ -7,6 +7,9 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <optional>
+#include <string_view>
 
 #include "launch/job.h"
 #include "parallel/agreement.h"
@@ -41,13 +44,24 @@ double median_ratio(const std::vector<double>& a, const std::vector<double>& b) 
   return median(ratios);
 }
 
+Buffer zeros(Device& device, std::int64_t bytes) {
+  Buffer memory = device.allocate(bytes);
+  const std::vector<std::byte> piece(std::size_t{1} << 20);
+  for (std::int64_t at = 0; at < bytes;) {
+    const std::int64_t n = std::min(bytes - at, static_cast<std::int64_t>(piece.size()));
+    device.upload(memory.data() + at, piece.data(), n);
+    at += n;
+  }
+  return memory;
+}
+
 /// One way to run the layer: exact or fast, on all ranks or on rank 0 alone.
 struct Variant {
   Reduce reduce = Reduce::kExact;
   bool alone = false;
   std::vector<std::unique_ptr<Mlp>> copies;  // the same layer in different memory
-  std::vector<std::byte> y;
-  std::vector<double> seconds;  // of each iteration, the slowest rank's
+  std::optional<DevicePass> pass;            // on the ranks that take part
+  std::vector<double> seconds;               // of each iteration, the slowest rank's
 };
 
 /// What time_sums() needs: roots as this rank's blocks leave them.
@@ -70,10 +84,8 @@ struct Sums {
     const Range own = runs[static_cast<std::size_t>(job.tp().rank())];
     const std::int64_t bytes = canonical.local_plan(own).roots * slot * size_of(DType::kF32);
     tree.reserve(rows, job.dtype());
-    memory = device.allocate(bytes);
-    std::memset(memory.data(), 0, static_cast<std::size_t>(bytes));
-    values = device.allocate(slot * size_of(DType::kF32));
-    std::memset(values.data(), 0, static_cast<std::size_t>(values.bytes()));
+    memory = zeros(device, bytes);
+    values = zeros(device, slot * size_of(DType::kF32));
     out = device.allocate(slot * size_of(DType::kF32));
     partials = {memory.as<float>(), rows, groups, kGroup, rows * kGroup, slot};
   }
@@ -99,7 +111,8 @@ class LayerBench {
   void run();
   void add_rows(Report& report) const;
   const KernelChoice& kernel() const { return kernel_; }
-  std::int64_t wrong() const { return wrong_; }
+  /// Values whose bits differ between all ranks and one; nothing where none was compared.
+  std::optional<std::int64_t> wrong() const { return wrong_; }
 
  private:
   void make_copies();
@@ -134,7 +147,7 @@ class LayerBench {
   std::unique_ptr<Sums> sums_;
   std::vector<double> tree_seconds_;
   std::vector<double> allreduce_seconds_;
-  std::int64_t wrong_ = 0;
+  std::optional<std::int64_t> wrong_;
 };
 
 LayerBench::LayerBench(Job& job, std::int64_t layer)
@@ -162,13 +175,14 @@ void LayerBench::make_copies() {
   for (Variant& variant : variants_) {
     const RowCount rows = variant.alone ? RowCount{batch_.tokens, batch_.tokens}
                                         : RowCount{own_.size(), batch_.tokens};
-    variant.y.resize(static_cast<std::size_t>(rows.local * batch_.row_bytes()));
     MlpOptions options = job_.mlp_options(kernel_);
     options.linear.reduce = variant.reduce;
     if (variant.reduce == Reduce::kFast) options.linear.kernel.reset();
     run_agreed(world, [&] {
       if (variant.alone && world.rank() != 0) return;
       Communicator& comm = variant.alone ? *self_ : job_.tp();
+      variant.pass.emplace(job_.device(), batch_.row(variant.alone ? 0 : own_.begin), rows,
+                           batch_.row_bytes());
       for (std::int64_t i = 0; i < copies; ++i) {
         variant.copies.push_back(
             std::make_unique<Mlp>(spec_, job_.source(), Place{&job_.device(), &comm}, options));
@@ -178,9 +192,10 @@ void LayerBench::make_copies() {
     });
   }
   run_agreed(world, [&] {
+    if (job_.tp().size() > 1) sums_ = std::make_unique<Sums>(job_, spec_, own_.size());
     if (world.rank() != 0) return;
-    read_memory_ = job_.device().allocate(weight_bytes() * copies);
-    std::memset(read_memory_.data(), 1, static_cast<std::size_t>(read_memory_.bytes()));
+    // Host memory, whatever the layer runs on: the CPU reads it.
+    read_memory_ = zeros(*make_cpu_device(1), weight_bytes() * copies);
     if (spec_.gated()) make_gate_up(copies);
   });
 }
@@ -191,8 +206,8 @@ void LayerBench::time_variant(Variant& variant, std::size_t iteration, bool coun
   const double start = now();
   if (!variant.copies.empty()) {
     Mlp& mlp = *variant.copies[iteration % variant.copies.size()];
-    const Range rows = variant.alone ? Range{0, batch_.tokens} : own_;
-    mlp.forward(batch_.row(rows.begin), {rows.size(), batch_.tokens}, variant.y.data());
+    variant.pass->forward(mlp);
+    job_.device().synchronize();
   }
   if (counted) variant.seconds.push_back(now() - start);
 }
@@ -228,8 +243,7 @@ void LayerBench::make_gate_up(std::int64_t copies) {
     gate_up_.push_back({weight(2 * width), weight(width), weight(width)});
   }
   gate_up_in_ =
-      device.allocate(rows * round_up(spec_.hidden_size, kInnerStep) * size_of(DType::kF32));
-  std::memset(gate_up_in_.data(), 0, static_cast<std::size_t>(gate_up_in_.bytes()));
+      zeros(device, rows * round_up(spec_.hidden_size, kInnerStep) * size_of(DType::kF32));
   gate_up_out_ = device.allocate(rows * round_up(2 * width, kInnerStep) * size_of(DType::kF32));
 }
 
@@ -242,6 +256,7 @@ void LayerBench::time_gate_up(std::size_t iteration, bool counted) {
   const auto run = [&](const Weight& weight) {
     job_.device().gemm_merge(weight, x, {gate_up_out_.as<float>(), batch_.tokens, 0, 0, 0, 0}, 0,
                              0);
+    job_.device().synchronize();
   };
   const double start = now();
   run(weights.merged);
@@ -255,11 +270,11 @@ void LayerBench::time_gate_up(std::size_t iteration, bool counted) {
 
 /// The canonical sum of [T, H] against the library's all-reduce of as many fp32 values.
 void LayerBench::time_sums(bool counted) {
-  if (job_.tp().size() == 1) return;
-  if (!sums_) sums_ = std::make_unique<Sums>(job_, spec_, own_.size());
+  if (!sums_) return;
   job_.world().barrier();
   const double start = now();
   sums_->tree.sum(sums_->partials, nullptr, batch_.dtype, Rows::kReplicated, sums_->out.data());
+  job_.device().synchronize();
   const double tree = now() - start;
   job_.world().barrier();
   const double middle = now();
@@ -309,24 +324,29 @@ const Variant* LayerBench::find(Reduce reduce, bool alone) const {
   return nullptr;
 }
 
-/// Values of the exact output that differ between all ranks and rank 0 alone.
+/// Counts the values of the exact output that differ between all ranks and rank 0 alone.
 void LayerBench::compare_outputs() {
   const Variant* all = find(Reduce::kExact, false);
   const Variant* one = find(Reduce::kExact, true);
-  if (one == nullptr) return;
-  std::vector<std::byte> expected = one->y;
-  expected.resize(batch_.x.size());
+  if (one == nullptr || batch_.tokens == 0) return;
+  std::vector<std::byte> expected;
+  std::vector<std::byte> found;
+  run_agreed(job_.world(), [&] {
+    found = all->pass->y();
+    expected.resize(batch_.x.size());
+    if (one->pass) expected = one->pass->y();
+  });
   job_.world().broadcast(expected.data(), static_cast<std::int64_t>(expected.size()), 0);
-  const std::int64_t element = size_of(batch_.dtype);
+  const auto element = static_cast<std::size_t>(size_of(batch_.dtype));
   std::int64_t mine = 0;
   const std::byte* own = expected.data() + own_.begin * batch_.row_bytes();
-  for (std::size_t i = 0; i < all->y.size(); i += static_cast<std::size_t>(element)) {
-    mine += std::memcmp(all->y.data() + i, own + i, static_cast<std::size_t>(element)) != 0 ? 1 : 0;
+  for (std::size_t i = 0; i < found.size(); i += element) {
+    mine += std::memcmp(found.data() + i, own + i, element) != 0 ? 1 : 0;
   }
   std::vector<std::int64_t> counts(static_cast<std::size_t>(job_.world().size()));
   counts[static_cast<std::size_t>(job_.world().rank())] = mine;
   all_gather<std::int64_t>(job_.world(), counts);
-  for (const std::int64_t count : counts) wrong_ += count;
+  wrong_ = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
 Cell integer(std::int64_t value) {
@@ -356,7 +376,7 @@ void LayerBench::add_rows(Report& report) const {
                 decimal(quantile(variant.seconds, 1) * 1e6, 1), decimal(tokens / time, 0),
                 decimal(flops / time * 1e-12, 3), decimal(bytes / time * 1e-9, 2),
                 decimal(median_ratio(variant.seconds, fast->seconds), 3), decimal(speed_up, 2),
-                exact && !variant.alone ? integer(wrong_) : Cell::of("-")});
+                exact && !variant.alone && wrong_ ? integer(*wrong_) : Cell::of("-")});
   }
   const Variant* alone = find(Reduce::kExact, job_.world().size() > 1);
   report.note(fmt::format(
@@ -384,6 +404,15 @@ void LayerBench::add_rows(Report& report) const {
   }
 }
 
+std::string verdict(const Job& job, std::optional<std::int64_t> wrong) {
+  constexpr std::string_view kName = "Out of bounds values :";
+  if (wrong) return fmt::format("{} {} {}", kName, *wrong, *wrong == 0 ? "OK" : "FAILED");
+  return fmt::format("{} not checked ({})", kName,
+                     !job.options().check     ? "--no-check"
+                     : job.world().size() > 1 ? "there are no tokens"
+                                              : "one rank has none to compare with; see verify");
+}
+
 }  // namespace
 
 int bench(Job& job) {
@@ -404,17 +433,19 @@ int bench(Job& job) {
                   {"speed-up", "", "speed_up"},
                   {"#wrong", "", "wrong"}});
   if (job.options().dry_run) return print_plan(job, report);
-  std::int64_t wrong = 0;
+  std::optional<std::int64_t> wrong;
+  KernelNames kernels;
   for (const std::int64_t layer : job.layers()) {
     LayerBench point(job, layer);
     point.run();
-    if (layer == job.layers().front()) report.fact("kernel", point.kernel().name);
+    kernels.add(layer, point.kernel().name);
     if (job.world().rank() == 0) point.add_rows(report);
-    wrong += point.wrong();
+    if (point.wrong()) wrong = wrong.value_or(0) + *point.wrong();
   }
-  report.note(fmt::format("Out of bounds values : {} {}", wrong, wrong == 0 ? "OK" : "FAILED"));
+  kernels.state(report);
+  report.note(verdict(job, wrong));
   publish(job, report);
-  return static_cast<int>(wrong == 0 ? ExitCode::kOk : ExitCode::kVerificationFailed);
+  return static_cast<int>(wrong.value_or(0) == 0 ? ExitCode::kOk : ExitCode::kVerificationFailed);
 }
 
 }  // namespace gatefold

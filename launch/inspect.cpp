@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <string_view>
 
@@ -38,7 +37,8 @@ struct GateCount {
 };
 
 /// The gate alone as a plain activated layer.
-MergedColumnParallelLinear make_gate(const Job& job, const FfnSpec& spec) {
+MergedColumnParallelLinear make_gate(const Job& job, const FfnSpec& spec,
+                                     const KernelChoice& kernel) {
   WeightTensors tensors{spec.intermediate_size,
                         spec.hidden_size,
                         spec.gate.value_or(spec.up),
@@ -48,11 +48,11 @@ MergedColumnParallelLinear make_gate(const Job& job, const FfnSpec& spec) {
   Activation activation = spec.activation;
   activation.gated = false;
   return {std::move(tensors), activation, job.source(), Place{&job.device(), &job.tp()},
-          job.mlp_options({}).linear};
+          job.mlp_options(kernel).linear};
 }
 
-/// Counts this rank's columns for `rows` rows of x.
-void count_rows(const Job& job, MergedColumnParallelLinear& gate, const std::byte* x,
+/// Counts this rank's columns for `rows` rows of x, which lies on the host.
+void count_rows(const Job& job, MergedColumnParallelLinear& gate, const std::byte* host_x,
                 std::int64_t rows, std::int64_t height, std::int64_t hidden, GateCount& count) {
   Device& device = job.device();
   const std::int64_t element = size_of(device.storage(job.dtype()));
@@ -65,15 +65,19 @@ void count_rows(const Job& job, MergedColumnParallelLinear& gate, const std::byt
   Buffer x_memory;
   Buffer h_memory;
   const Tiles x_tiles = tiles(round_up(hidden, kInnerStep), x_memory);
-  device.tile_rows(x, hidden, job.dtype(), hidden, x_tiles);
+  const Buffer x = device.allocate(rows * hidden * size_of(job.dtype()));
+  device.upload(x.data(), host_x, x.bytes());
+  device.tile_rows(x.data(), hidden, job.dtype(), hidden, x_tiles);
   for (std::size_t block = 0; block < gate.blocks(); ++block) {
     const Tiles h = tiles(gate.shape(block).padded_outputs(), h_memory);
     gate.forward_block(block, x_tiles, h);
     const std::int64_t columns = gate.shape(block).outputs;
     const Buffer own = device.allocate(rows * columns * size_of(job.dtype()));
     device.untile_rows(h, job.dtype(), columns, own.data(), columns);
+    std::vector<std::byte> host(static_cast<std::size_t>(own.bytes()));
+    device.download(host.data(), own.data(), own.bytes());
     std::vector<float> values(static_cast<std::size_t>(rows * columns));
-    convert(job.dtype(), own.data(), DType::kF32, reinterpret_cast<std::byte*>(values.data()),
+    convert(job.dtype(), host.data(), DType::kF32, reinterpret_cast<std::byte*>(values.data()),
             rows * columns);
     count.open += std::ranges::count_if(values, [](float v) { return v > kOpen; });
     count.closed += std::ranges::count_if(values, [](float v) { return v < -kOpen; });
@@ -83,15 +87,15 @@ void count_rows(const Job& job, MergedColumnParallelLinear& gate, const std::byt
 }
 
 /// How far the gates of a layer open for the tokens, over all ranks. Collective.
-GateCount count_gates(const Job& job, const FfnSpec& spec) {
+GateCount count_gates(const Job& job, const FfnSpec& spec, const TokenBatch& batch,
+                      const KernelChoice& kernel) {
   Communicator& world = job.world();
-  const TokenBatch batch = job.tokens(spec.hidden_size);
   const Range own = job.own_tokens(batch.tokens);
   std::vector<GateCount> all(static_cast<std::size_t>(world.size()));
   GateCount& mine = all[static_cast<std::size_t>(world.rank())];
   world.progress().enter("the gates");
   run_agreed(world, [&] {
-    MergedColumnParallelLinear gate = make_gate(job, spec);
+    MergedColumnParallelLinear gate = make_gate(job, spec, kernel);
     const bool at_once = gate.kernel() == GemmKernel::kLibraryWhole;
     const std::int64_t height = tile_height(gate.kernel(), {own.size(), batch.tokens});
     const std::int64_t chunk = at_once ? height : kChunkRows / height * height;
@@ -125,16 +129,6 @@ std::string_view activation_name(ActivationKind kind) {
   return "?";
 }
 
-/// "0-23", or "0-3,7".
-std::string layer_text(const std::vector<std::int64_t>& layers) {
-  Options only;
-  only.layers = layers;
-  for (const auto& [name, value] : only.echo()) {
-    if (name == "layers") return value;
-  }
-  return "";
-}
-
 Cell whole(std::int64_t n) { return Cell::of(static_cast<double>(n), fmt::format("{}", n)); }
 Cell share(std::int64_t part, std::int64_t all) {
   const double value = all > 0 ? static_cast<double>(part) / static_cast<double>(all) : 0.0;
@@ -144,18 +138,10 @@ std::string shape(std::int64_t rows, std::int64_t columns) {
   return fmt::format("[{}, {}]", rows, columns);
 }
 
-/// The layers that are described: all of the model, or the chosen ones.
-std::vector<std::int64_t> described_layers(const Job& job) {
-  if (!job.options().layers.empty()) return job.layers();
-  std::vector<std::int64_t> all(static_cast<std::size_t>(job.config().num_layers));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
 /// With --model each layer is looked up in the checkpoint. Collective.
 std::vector<LayerKind> find_kinds(const Job& job) {
   std::vector<LayerKind> kinds;
-  for (const std::int64_t layer : described_layers(job)) {
+  for (const std::int64_t layer : job.layers()) {
     FfnSpec spec =
         job.options().model.empty() ? job.config().layer_spec(layer) : job.layer_spec(layer);
     const auto known = std::ranges::find_if(
@@ -210,14 +196,19 @@ void add_rows(const Job& job, const std::vector<LayerKind>& kinds, Report& repor
     }
     return;
   }
+  const TokenBatch batch = job.tokens(kinds.front().spec.hidden_size);
+  KernelNames kernels;
   for (const std::int64_t layer : job.layers()) {
     const FfnSpec spec = job.layer_spec(layer);
-    const GateCount gates = count_gates(job, spec);
+    const KernelChoice kernel = job.kernel(spec);
+    kernels.add(layer, kernel.name);
+    const GateCount gates = count_gates(job, spec, batch, kernel);
     std::vector<Cell> cells = cells_of(job, spec, fmt::format("{}", layer));
     cells.push_back(share(gates.open, gates.values));
     cells.push_back(share(gates.closed, gates.values));
     report.row(std::move(cells));
   }
+  if (job.options().reduce == Reduce::kExact) kernels.state(report);
 }
 
 void add_totals(const Job& job, const std::vector<LayerKind>& kinds, Report& report) {

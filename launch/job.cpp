@@ -22,6 +22,9 @@
 namespace gatefold {
 namespace {
 
+/// Of fp32 tokens in memory at a time, but at least one row.
+constexpr std::int64_t kPieceElements = std::int64_t{1} << 20;
+
 std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
 /// The largest divisor of the world that the blocks allow.
@@ -31,35 +34,88 @@ std::int64_t default_tp(std::int64_t world, std::int64_t blocks) {
   return tp;
 }
 
-/// Reads tensor `x` [T, H] or [B, S, H] of a safetensors file, rounded to the batch's dtype.
-void read_tokens(const std::string& path, TokenBatch& batch) {
-  const SafetensorsFile file(path);
-  const auto found = file.header().tensors.find("x");
-  if (found == file.header().tensors.end()) {
-    throw Error(
-        ExitCode::kData,
-        fmt::format("{}: no tensor x (the input tokens have that name); it has: {}", path,
-                    fmt::join(file.header().tensors |
-                                  std::views::transform([](const auto& t) { return t.first; }),
-                              ", ")));
+/// Tensor `x` [T, H] or [B, S, H] of a safetensors file.
+class TokenFile {
+ public:
+  TokenFile(const std::string& path, std::int64_t hidden) : file_(path) {
+    const auto found = file_.header().tensors.find("x");
+    if (found == file_.header().tensors.end()) {
+      throw Error(
+          ExitCode::kData,
+          fmt::format("{}: no tensor x (the input tokens have that name); it has: {}", path,
+                      fmt::join(file_.header().tensors |
+                                    std::views::transform([](const auto& t) { return t.first; }),
+                                ", ")));
+    }
+    const SafetensorsEntry& entry = found->second;
+    const auto stored = dtype_from_safetensors(entry.dtype);
+    const bool rank_fits = entry.shape.size() == 2 || entry.shape.size() == 3;
+    if (!stored || !rank_fits || entry.shape.back() != hidden) {
+      throw Error(
+          ExitCode::kData,
+          fmt::format("{}: x is {} [{}] (tokens must be F32, BF16 or F16 of shape [T, {}] or "
+                      "[B, S, {}], the model's hidden size); write it so",
+                      path, entry.dtype, fmt::join(entry.shape, ", "), hidden, hidden));
+    }
+    stored_ = *stored;
+    tokens_ = std::accumulate(entry.shape.begin(), entry.shape.end() - 1, std::int64_t{1},
+                              std::multiplies<>());
   }
-  const SafetensorsEntry& entry = found->second;
-  const auto stored = dtype_from_safetensors(entry.dtype);
-  const bool rank_fits = entry.shape.size() == 2 || entry.shape.size() == 3;
-  if (!stored || !rank_fits || entry.shape.back() != batch.hidden) {
-    throw Error(
-        ExitCode::kData,
-        fmt::format("{}: x is {} [{}] (tokens must be F32, BF16 or F16 of shape [T, {}] or "
-                    "[B, S, {}], the model's hidden size); write it so",
-                    path, entry.dtype, fmt::join(entry.shape, ", "), batch.hidden, batch.hidden));
+
+  std::int64_t tokens() const { return tokens_; }
+
+  /// Fills x, rounded to the batch's dtype.
+  void read(TokenBatch& batch) const {
+    if (tokens_ != batch.tokens) {
+      throw Error(ExitCode::kData, fmt::format("{}: {} tokens instead of {} (the file has changed "
+                                               "meanwhile); start again",
+                                               batch.description, tokens_, batch.tokens));
+    }
+    const std::int64_t n = tokens_ * batch.hidden;
+    std::vector<std::byte> raw(static_cast<std::size_t>(n * size_of(stored_)));
+    file_.read("x", 0, raw);
+    convert(stored_, raw.data(), batch.dtype, batch.x.data(), n);
   }
-  batch.tokens = std::accumulate(entry.shape.begin(), entry.shape.end() - 1, std::int64_t{1},
-                                 std::multiplies<>());
-  std::vector<std::byte> raw(entry.end - entry.begin);
-  file.read("x", 0, raw);
-  const std::int64_t n = batch.tokens * batch.hidden;
-  batch.x.resize(static_cast<std::size_t>(n * size_of(batch.dtype)));
-  convert(*stored, raw.data(), batch.dtype, batch.x.data(), n);
+
+ private:
+  SafetensorsFile file_;
+  DType stored_ = DType::kF32;
+  std::int64_t tokens_ = 0;
+};
+
+/// Fills x a piece at a time, so that fp32 values of all of it never exist.
+void make_tokens(std::uint64_t seed, TokenBatch& batch) {
+  const std::int64_t step = std::max<std::int64_t>(1, kPieceElements / batch.hidden);
+  std::vector<float> values;
+  for (std::int64_t first = 0; first < batch.tokens; first += step) {
+    const Range rows{first, std::min(first + step, batch.tokens)};
+    values.resize(static_cast<std::size_t>(rows.size() * batch.hidden));
+    seeded_tokens(seed, rows, batch.hidden, batch.dtype, values.data());
+    convert(DType::kF32, reinterpret_cast<const std::byte*>(values.data()), batch.dtype,
+            batch.x.data() + first * batch.row_bytes(), rows.size() * batch.hidden);
+  }
+}
+
+/// Bytes of [tokens, hidden]. Throws Error 64 where that is no number, 71 where two such arrays are
+/// more than the machine has.
+std::int64_t checked_bytes(std::int64_t tokens, std::int64_t hidden, DType dtype) {
+  std::int64_t most = 0;
+  // fp32, twice: no count of bytes that follows from this one is larger.
+  if (__builtin_mul_overflow(tokens, hidden, &most) || __builtin_mul_overflow(most, 8, &most)) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("{} tokens of {} values (more than can be counted in bytes); use fewer "
+                            "--tokens or a smaller hidden size",
+                            tokens, hidden));
+  }
+  const std::int64_t bytes = tokens * hidden * size_of(dtype);
+  const std::int64_t memory = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  if (memory > 0 && 2 * bytes > memory) {
+    throw Error(ExitCode::kOutOfMemory,
+                fmt::format("x and y of {} tokens of {} {} values take {} bytes (this machine has "
+                            "{} bytes of memory); use fewer tokens",
+                            tokens, hidden, name_of(dtype), 2 * bytes, memory));
+  }
+  return bytes;
 }
 
 void find_nan_rows(TokenBatch& batch) {
@@ -73,15 +129,40 @@ void find_nan_rows(TokenBatch& batch) {
 
 }  // namespace
 
-std::uint64_t fingerprint(std::span<const std::byte> bytes) {
-  return Fnv1a().add(bytes).value();
-}
+std::uint64_t fingerprint(std::span<const std::byte> bytes) { return Fnv1a().add(bytes).value(); }
 
 std::vector<float> TokenBatch::as_float(Range rows) const {
   std::vector<float> values(static_cast<std::size_t>(rows.size() * hidden));
   convert(dtype, row(rows.begin), DType::kF32, reinterpret_cast<std::byte*>(values.data()),
           rows.size() * hidden);
   return values;
+}
+
+DevicePass::DevicePass(Device& device, const std::byte* host_x, const RowCount& rows,
+                       std::int64_t row_bytes)
+    : device_(device), rows_(rows) {
+  const std::int64_t bytes = rows.local * row_bytes;
+  x_ = device.allocate(bytes);
+  y_ = device.allocate(bytes);
+  if (bytes == 0) return;
+  device.upload(x_.data(), host_x, bytes);
+  const std::vector<std::byte> ones(static_cast<std::size_t>(bytes), std::byte{0xff});
+  device.upload(y_.data(), ones.data(), bytes);
+}
+
+std::vector<std::byte> DevicePass::y() const {
+  std::vector<std::byte> host(static_cast<std::size_t>(y_.bytes()));
+  if (!host.empty()) device_.download(host.data(), y_.data(), y_.bytes());
+  return host;
+}
+
+void KernelNames::state(Report& report) const {
+  std::vector<std::string> parts;
+  for (const auto& [name, layers] : layers_) {
+    parts.push_back(layers_.size() == 1 ? name
+                                        : fmt::format("{} (layers {})", name, layer_text(layers)));
+  }
+  report.fact("kernel", fmt::format("{}", fmt::join(parts, "; ")));
 }
 
 Job::Job(const Options& options, Communicator& world, Seams seams)
@@ -107,7 +188,9 @@ void Job::read_config() {
     config_ = read_model_config(path, options_.set);
     dtype_ = options_.dtype.value_or(config_.dtype);
     layers_ = options_.layers;
-    if (layers_.empty() && options_.model.empty()) layers_ = {0};
+    const bool whole = !options_.model.empty() || options_.command == Command::kInspect ||
+                       options_.command == Command::kMakeModel;
+    if (layers_.empty() && !whole) layers_ = {0};
     if (layers_.empty()) {
       layers_.resize(static_cast<std::size_t>(config_.num_layers));
       std::iota(layers_.begin(), layers_.end(), 0);
@@ -169,40 +252,42 @@ FfnSpec Job::layer_spec(std::int64_t layer) const {
   return spec;
 }
 
-TokenBatch Job::tokens(std::int64_t hidden) const {
-  TokenBatch batch;
-  batch.hidden = hidden;
-  batch.dtype = dtype_;
-  run_agreed(*world_, [&] {
-    if (!options_.input.empty()) {
-      batch.description = options_.input;
-      if (world_->rank() == 0) read_tokens(options_.input, batch);
-      return;
-    }
-    batch.tokens = options_.tokens;
-    batch.description = fmt::format("seed {}", options_.seed);
-    const std::int64_t n = batch.tokens * hidden;
-    std::vector<float> values(static_cast<std::size_t>(n));
-    seeded_tokens(options_.seed, {0, batch.tokens}, hidden, dtype_, values.data());
-    batch.x.resize(static_cast<std::size_t>(n * size_of(dtype_)));
-    convert(DType::kF32, reinterpret_cast<const std::byte*>(values.data()), dtype_, batch.x.data(),
-            n);
-  });
+std::int64_t Job::token_count(std::int64_t hidden) const {
+  std::int64_t tokens = options_.tokens;
   if (!options_.input.empty()) {
-    world_->broadcast(reinterpret_cast<std::byte*>(&batch.tokens), sizeof(batch.tokens), 0);
-    batch.x.resize(static_cast<std::size_t>(batch.tokens * batch.row_bytes()));
-    world_->broadcast(batch.x.data(), static_cast<std::int64_t>(batch.x.size()), 0);
+    run_agreed(*world_, [&] {
+      if (world_->rank() == 0) tokens = TokenFile(options_.input, hidden).tokens();
+    });
+    world_->broadcast(reinterpret_cast<std::byte*>(&tokens), sizeof(tokens), 0);
   }
-  find_nan_rows(batch);
   run_agreed(*world_, [&] {
-    own_tokens(batch.tokens);
-    if (options_.sequence_length > 0 && batch.tokens % options_.sequence_length != 0) {
+    own_tokens(tokens);
+    if (options_.sequence_length > 0 && tokens % options_.sequence_length != 0) {
       throw Error(ExitCode::kUsage,
                   fmt::format("--sequence-length {} does not divide {} tokens (T = B x S); use a "
                               "divisor",
-                              options_.sequence_length, batch.tokens));
+                              options_.sequence_length, tokens));
     }
   });
+  return tokens;
+}
+
+TokenBatch Job::tokens(std::int64_t hidden) const {
+  TokenBatch batch;
+  batch.tokens = token_count(hidden);
+  batch.hidden = hidden;
+  batch.dtype = dtype_;
+  const bool from_file = !options_.input.empty();
+  run_agreed(*world_, [&] {
+    batch.description = from_file ? options_.input : fmt::format("seed {}", options_.seed);
+    batch.x.resize(static_cast<std::size_t>(checked_bytes(batch.tokens, hidden, dtype_)));
+    if (!from_file) make_tokens(options_.seed, batch);
+    if (from_file && world_->rank() == 0) TokenFile(options_.input, hidden).read(batch);
+  });
+  if (from_file) {
+    world_->broadcast(batch.x.data(), static_cast<std::int64_t>(batch.x.size()), 0);
+  }
+  run_agreed(*world_, [&] { find_nan_rows(batch); });
   return batch;
 }
 
@@ -259,12 +344,13 @@ int print_plan(const Job& job, Report& report) {
                   {"columns", "of I", "columns"},
                   {"tokens", "", "tokens"}});
   const std::int64_t tp = job.grid().tp().size();
+  const std::int64_t count = job.token_count(job.config().hidden_size);
+  const std::vector<Range> tokens =
+      split_tokens(count, job.grid().dp_size(), job.options().token_split);
   for (const std::int64_t layer : job.layers()) {
     const FfnSpec spec = job.config().layer_spec(layer);
     const std::int64_t blocks = job.options().reduce == Reduce::kExact ? job.options().blocks : tp;
     const Blocks cut{spec.intermediate_size, blocks};
-    const std::vector<Range> tokens = split_tokens(job.tokens(spec.hidden_size).tokens,
-                                                   job.grid().dp_size(), job.options().token_split);
     for (std::int64_t rank = 0; rank < job.world().size(); ++rank) {
       const Range run = owned_blocks(blocks, tp, rank % tp);
       const Range columns = cut.columns(run);
@@ -303,9 +389,13 @@ Report Job::report() const {
                                                     name_of(dtype_), name_of(kept)));
   report.fact("gemm", device_->library());
   report.fact("comm", world_->description());
-  report.fact("reduce", options_.reduce == Reduce::kExact
-                            ? fmt::format("exact, {} blocks", options_.blocks)
-                            : "fast: whole GEMMs and the library's all-reduce");
+  const std::string exact = fmt::format("exact, {} blocks", options_.blocks);
+  const std::string fast = "fast: whole GEMMs and the library's all-reduce";
+  if (options_.command == Command::kBench) {
+    report.fact("reduce", exact + "; " + fast);
+  } else if (options_.command != Command::kMakeModel) {
+    report.fact("reduce", options_.reduce == Reduce::kExact ? exact : fast);
+  }
   if (options_.verbose) add_places(report);
   return report;
 }

@@ -2,12 +2,15 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "launch/options.h"
 #include "launch/report.h"
+#include "layers/kernel_choice.h"
 #include "layers/mlp.h"
 #include "layers/model_config.h"
 #include "parallel/grid.h"
@@ -43,6 +46,25 @@ struct TokenBatch {
   std::int64_t row_bytes() const { return hidden * size_of(dtype); }
 };
 
+/// x and y of one layer in device memory: what lies between Mlp::forward and the host.
+class DevicePass {
+ public:
+  /// Allocates both, copies x [rows.local, H] from the host and fills y with ones, a NaN in every
+  /// dtype. Throws Error 71.
+  DevicePass(Device& device, const std::byte* host_x, const RowCount& rows, std::int64_t row_bytes);
+
+  /// Allocates nothing where `mlp` has reserved its rows. Collective over the layer's group.
+  void forward(Mlp& mlp) { mlp.forward(x_.data(), rows_, y_.data()); }
+  /// y [rows.local, H] on the host.
+  std::vector<std::byte> y() const;
+
+ private:
+  Device& device_;
+  RowCount rows_;
+  Buffer x_;
+  Buffer y_;
+};
+
 /// What verify, run, bench and inspect set up in the same way from the options: the model, the
 /// grid, the device. Every step is agreed between ranks: all go on, or all throw the same Error.
 class Job {
@@ -63,7 +85,11 @@ class Job {
 
   /// Layer `layer` as it lies in the source, checked against it.
   FfnSpec layer_spec(std::int64_t layer) const;
-  /// --input, or --tokens seeded ones of width `hidden`.
+  /// How many tokens there are, from the options or the header of --input; reads no token.
+  /// Collective.
+  std::int64_t token_count(std::int64_t hidden) const;
+  /// --input, or --tokens seeded ones of width `hidden`. Throws Error 71 where x and y of them are
+  /// more than the machine's memory. Collective.
   TokenBatch tokens(std::int64_t hidden) const;
   /// The tokens of this rank's dp group.
   Range own_tokens(std::int64_t tokens) const;
@@ -91,6 +117,17 @@ class Job {
   std::unique_ptr<Grid> grid_;
   std::unique_ptr<Communicator> wrapped_tp_;
   std::unique_ptr<Device> device_;
+};
+
+/// The kernels that layers use, for the report's header.
+class KernelNames {
+ public:
+  void add(std::int64_t layer, const std::string& name) { layers_[name].push_back(layer); }
+  /// "kernel  NAME", with the layers where they don't all have the same.
+  void state(Report& report) const;
+
+ private:
+  std::map<std::string, std::vector<std::int64_t>> layers_;
 };
 
 /// Rank 0 prints the report (the notes after the rows alone with --quiet) and writes --json and

@@ -79,17 +79,10 @@ class TemporaryDirectory {
   std::vector<TemporaryPath> files_;  // removed before the directory is
 };
 
-std::vector<std::int64_t> written_layers(const Job& job) {
-  if (!job.options().layers.empty()) return job.layers();
-  std::vector<std::int64_t> all(static_cast<std::size_t>(job.config().num_layers));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
 std::vector<NamedTensor> list_tensors(const Job& job) {
   const SeededSource seeded(job.config(), job.options().seed);
   std::vector<NamedTensor> tensors;
-  for (const std::int64_t layer : written_layers(job)) {
+  for (const std::int64_t layer : job.layers()) {
     for (const auto& [name, info] : seeded.layer_tensors(layer)) {
       const std::int64_t elements = std::accumulate(info.shape.begin(), info.shape.end(),
                                                     std::int64_t{1}, std::multiplies<>());
@@ -209,7 +202,7 @@ void describe(const Job& job, const std::vector<Shard>& shards, Report& report) 
     tensors += shard.tensors.size();
     bytes += shard.bytes;
   }
-  const std::size_t layers = written_layers(job).size();
+  const std::size_t layers = job.layers().size();
   report.note(fmt::format("{}{}: {} tensors of {} layers, {} of {}",
                           job.options().dry_run ? "dry run, nothing is written to " : "",
                           job.options().output, tensors, layers,

@@ -14,6 +14,8 @@ namespace gatefold {
 namespace {
 
 constexpr unsigned kWithTokens = kEveryCommand & ~bit(Command::kMakeModel);
+// bench times both ways to reduce.
+constexpr unsigned kReduces = kWithTokens & ~bit(Command::kBench);
 
 // Bounds that nobody reaches, so that no product of two sizes overflows.
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
@@ -111,19 +113,6 @@ std::vector<std::int64_t> parse_layers(std::string_view name, std::string_view v
     }
   }
   return layers;
-}
-
-/// The way back, runs as ranges.
-std::string shown_runs(const std::vector<std::int64_t>& numbers) {
-  std::string text;
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    text += fmt::format("{}{}", text.empty() ? "" : ",", numbers[i]);
-    if (end > i + 1) text += fmt::format("-{}", numbers[end - 1]);
-    i = end;
-  }
-  return text;
 }
 
 OptionRow text_row(OptionRow row, std::string Options::*field) {
@@ -247,7 +236,7 @@ std::vector<OptionRow> model_rows() {
     o.layers = parse_layers(name, value);
   };
   rows.back().show = [](const Options& o) {
-    return o.layers.empty() ? "default" : shown_runs(o.layers);
+    return o.layers.empty() ? "default" : layer_text(o.layers);
   };
   rows.push_back(number_row(row("--tokens", "N", "seeded tokens (64)", kWithTokens),
                             &Options::tokens, {1, kMaxTokens}));
@@ -299,23 +288,29 @@ std::vector<OptionRow> where_rows() {
     return OptionRow{name, value, kWhereGroup, commands, std::move(help)};
   };
   return {
-      number_row(row("--tp", "N", "ranks that share a layer; default: min(world, blocks)"),
+      number_row(row("--tp", "N",
+                     "ranks that share a layer; default: the largest divisor of the world "
+                     "that is at most --blocks",
+                     kWithTokens),
                  &Options::tp, {1, kMaxRanks}, "auto"),
-      number_row(row("--ep", "N", "ranks that share the experts: 1, experts come with MoE models"),
+      number_row(row("--ep", "N", "ranks that share the experts: 1, experts come with MoE models",
+                     kWithTokens),
                  &Options::ep, {1, kMaxRanks}),
       choice_row<DeviceKind>(
-          row("--device", "KIND", "auto, cpu or cuda"), &Options::device,
+          row("--device", "KIND", "auto, cpu or cuda", kWithTokens), &Options::device,
           {{"auto", DeviceKind::kAuto}, {"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}}),
       choice_row<CommKind>(
-          row("--comm", "KIND", "auto, mpi or nccl"), &Options::comm,
+          row("--comm", "KIND", "auto, mpi or nccl", kWithTokens), &Options::comm,
           {{"auto", CommKind::kAuto}, {"mpi", CommKind::kMpi}, {"nccl", CommKind::kNccl}}),
       choice_row<Reduce>(row("--reduce", "HOW",
                              "exact: the same bits for every number of ranks (default); fast: the "
-                             "libraries' own sums"),
+                             "libraries' own sums",
+                             kReduces),
                          &Options::reduce, {{"exact", Reduce::kExact}, {"fast", Reduce::kFast}}),
-      number_row(row("--blocks", "V", "canonical blocks of the intermediate width (8)"),
-                 &Options::blocks, {1, kMaxBlocks}),
-      number_row(row("--threads", "N", "threads of a rank; default: OpenMP's choice"),
+      number_row(
+          row("--blocks", "V", "canonical blocks of the intermediate width (8)", kWithTokens),
+          &Options::blocks, {1, kMaxBlocks}),
+      number_row(row("--threads", "N", "threads of a rank; default: OpenMP's choice", kWithTokens),
                  &Options::threads, {0, 4096}, "auto"),
       [&] {
         OptionRow seed = row("--seed", "S", "of seeded weights and tokens (0)");
@@ -369,6 +364,18 @@ std::vector<OptionRow> output_rows() {
 }
 
 }  // namespace
+
+std::string layer_text(const std::vector<std::int64_t>& layers) {
+  std::string text;
+  for (std::size_t i = 0; i < layers.size();) {
+    std::size_t end = i + 1;
+    while (end < layers.size() && layers[end] == layers[end - 1] + 1) ++end;
+    text += fmt::format("{}{}", text.empty() ? "" : ",", layers[i]);
+    if (end > i + 1) text += fmt::format("-{}", layers[end - 1]);
+    i = end;
+  }
+  return text;
+}
 
 const std::vector<OptionRow>& option_table() {
   static const std::vector<OptionRow> table = [] {

@@ -154,8 +154,8 @@ void collect(const CLI::App& parser, Options& options) {
   if (!extras.empty()) refuse_extra(extras.front(), options.command);
   for (const auto& [row, values] : found) {
     if (!row->used_by(options.command)) {
-      fail(fmt::format("{} is not for {} (it would have no effect); leave it out", row->name,
-                       name_of(options.command)));
+      fail(fmt::format("{} does not take {} (it would have no effect); leave it out",
+                       name_of(options.command), row->name));
     }
     if (values.size() > 1 && !row->repeatable) {
       fail(fmt::format("{} is given {} times (which one counts would be a guess); give it once",

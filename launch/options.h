@@ -24,7 +24,7 @@ struct Options {
   std::string model;   // directory, or empty
   std::string config;  // config.json alone, or empty
   std::vector<std::pair<std::string, std::string>> set;
-  std::vector<std::int64_t> layers;  // empty: all with --model, 0 with --config
+  std::vector<std::int64_t> layers;  // empty: all with --model, and for inspect, make-model; else 0
   std::int64_t tokens = 64;
   bool tokens_given = false;
   std::string input;
@@ -34,7 +34,7 @@ struct Options {
   std::vector<std::int64_t> ablate;       // run
 
   // Where and how.
-  std::int64_t tp = 0;  // 0: min(world, blocks)
+  std::int64_t tp = 0;  // 0: the largest divisor of the world that the blocks allow
   std::int64_t ep = 1;
   DeviceKind device = DeviceKind::kAuto;
   CommKind comm = CommKind::kAuto;
@@ -71,6 +71,8 @@ struct ParseResult {
 
 /// "verify", "make-model", …
 std::string_view name_of(Command command);
+/// Layers as --layers takes them: "0-3,7".
+std::string layer_text(const std::vector<std::int64_t>& layers);
 
 /// Reads the command line. Strict: every value must be whole and in range, an option counts once
 /// (--set may come again), and what a command doesn't use is refused. Never exits, never prints.

@@ -97,14 +97,16 @@ std::vector<std::byte> forward(const Job& job, const FfnSpec& spec, const Tensor
   const Range own = job.own_tokens(batch.tokens);
   const RowCount rows{own.size(), batch.tokens};
   std::optional<Mlp> mlp;
-  std::vector<std::byte> y;
+  std::optional<DevicePass> pass;
   run_agreed(world, [&] {
     mlp.emplace(spec, source, Place{&job.device(), &job.tp()}, job.mlp_options(kernel));
     mlp->reserve(rows);
-    y.resize(static_cast<std::size_t>(own.size() * batch.row_bytes()));
+    pass.emplace(job.device(), batch.row(own.begin), rows, batch.row_bytes());
   });
   world.progress().enter("the forward pass");
-  mlp->forward(batch.row(own.begin), rows, y.data());
+  pass->forward(*mlp);
+  std::vector<std::byte> y;
+  run_agreed(world, [&] { y = pass->y(); });
   return gather_on_root(job, y, batch);
 }
 

@@ -118,13 +118,15 @@ void LayerCheck::run_distributed() {
   const TensorSource& source = wrapped ? *wrapped : job_.source();
   const RowCount rows{own_.size(), batch_.tokens};
   std::optional<Mlp> mlp;
+  std::optional<DevicePass> pass;
   run_agreed(world, [&] {
     mlp.emplace(spec_, source, Place{&job_.device(), &job_.tp()}, job_.mlp_options(kernel_));
     mlp->reserve(rows);
-    own_y_.assign(static_cast<std::size_t>(own_.size() * batch_.row_bytes()), std::byte{0xff});
+    pass.emplace(job_.device(), batch_.row(own_.begin), rows, batch_.row_bytes());
   });
   world.progress().enter("the distributed forward pass");
-  mlp->forward(batch_.row(own_.begin), rows, own_y_.data());
+  pass->forward(*mlp);
+  run_agreed(world, [&] { own_y_ = pass->y(); });
   if (job_.seams().after_forward) job_.seams().after_forward(own_y_, world.rank(), world.size());
 }
 
@@ -132,7 +134,7 @@ void LayerCheck::run_distributed() {
 void LayerCheck::run_one_device() {
   Communicator& world = job_.world();
   world.progress().enter("the one-device pass");
-  one_device_.assign(batch_.x.size(), std::byte{0});
+  run_agreed(world, [&] { one_device_.assign(batch_.x.size(), std::byte{0}); });
   while_root_works(world, 0, [&](const std::function<void()>& beat) {
     const BeatingSource source(job_.source(), beat);
     const auto alone = make_self_communicator();
@@ -140,7 +142,10 @@ void LayerCheck::run_one_device() {
     options.linear.reduce = Reduce::kExact;
     options.linear.residency = Residency::kStreamed;
     Mlp mlp(spec_, source, {&job_.device(), alone.get()}, options);
-    mlp.forward(batch_.x.data(), {batch_.tokens, batch_.tokens}, one_device_.data());
+    DevicePass pass(job_.device(), batch_.x.data(), {batch_.tokens, batch_.tokens},
+                    batch_.row_bytes());
+    pass.forward(mlp);
+    one_device_ = pass.y();
   });
   world.broadcast(one_device_.data(), static_cast<std::int64_t>(one_device_.size()), 0);
 }
@@ -259,9 +264,9 @@ void explain(Report& report, std::int64_t layer, const char* what, const Compari
 }
 
 /// Checks one layer, adds its row; the number of wrong values.
-std::int64_t check_layer(Job& job, std::int64_t layer, Report& report) {
+std::int64_t check_layer(Job& job, std::int64_t layer, KernelNames& kernels, Report& report) {
   LayerCheck check(job, layer);
-  if (layer == job.layers().front()) report.fact("kernel", check.kernel().name);
+  kernels.add(layer, check.kernel().name);
   check.run_distributed();
   check.run_one_device();
   const Comparison bits = check.compare_bits();
@@ -275,6 +280,7 @@ std::int64_t check_layer(Job& job, std::int64_t layer, Report& report) {
   const FfnSpec& spec = check.spec();
   report.row({Cell::of(static_cast<double>(layer), fmt::format("{}", layer)),
               Cell::of(spec.gated() ? "dense, gated" : "dense, plain"),
+              Cell::of(fmt::format("tp {} x dp {}", job.grid().tp().size(), job.grid().dp_size())),
               Cell::of(fmt::format("{}x{}", spec.hidden_size, spec.intermediate_size)),
               Cell::of(static_cast<double>(tokens), fmt::format("{}", tokens)),
               Cell::of(static_cast<double>(bits.bits), fmt::format("{}", bits.bits)),
@@ -296,6 +302,7 @@ int verify(Job& job) {
   Report report = job.report();
   report.columns({{"layer", "", "layer"},
                   {"kind", "", "kind"},
+                  {"shard", "", "shard"},
                   {"HxI", "", "shape"},
                   {"tokens", "", "tokens"},
                   {"differing", "bits", "differing_bits"},
@@ -305,7 +312,9 @@ int verify(Job& job) {
                   {"verdict", "", "verdict"}});
   if (job.options().dry_run) return print_plan(job, report);
   std::int64_t wrong = 0;
-  for (const std::int64_t layer : job.layers()) wrong += check_layer(job, layer, report);
+  KernelNames kernels;
+  for (const std::int64_t layer : job.layers()) wrong += check_layer(job, layer, kernels, report);
+  kernels.state(report);
   report.note(fmt::format("Out of bounds values : {} {}", wrong, wrong == 0 ? "OK" : "FAILED"));
   publish(job, report);
   return static_cast<int>(wrong == 0 ? ExitCode::kOk : ExitCode::kVerificationFailed);

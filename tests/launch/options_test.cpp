@@ -142,16 +142,25 @@ TEST(Options, ALineThatMakesNoSenseAsAWholeIsRefused) {
 
 TEST(Options, AnOptionOfAnotherCommandIsRefusedByName) {
   const std::vector<BadLine> lines = {
-      {{"verify", "--model", "m", "--hot"}, "--hot is not for verify"},
-      {{"run", "--model", "m", "--iterations", "3"}, "--iterations is not for run"},
-      {{"inspect", "--model", "m", "--warmup", "3"}, "--warmup is not for inspect"},
-      {{"run", "--model", "m", "--no-check"}, "--no-check is not for run"},
-      {{"bench", "--model", "m", "--ablate", "3"}, "--ablate is not for bench"},
-      {{"bench", "--model", "m", "--output", "f"}, "--output is not for bench"},
-      {{"run", "--model", "m", "--shards", "3"}, "--shards is not for run"},
-      {{"make-model", "--model", "m", "--output", "d"}, "--model is not for make-model"},
+      {{"verify", "--model", "m", "--hot"}, "verify does not take --hot"},
+      {{"run", "--model", "m", "--iterations", "3"}, "run does not take --iterations"},
+      {{"inspect", "--model", "m", "--warmup", "3"}, "inspect does not take --warmup"},
+      {{"run", "--model", "m", "--no-check"}, "run does not take --no-check"},
+      {{"bench", "--model", "m", "--ablate", "3"}, "bench does not take --ablate"},
+      {{"bench", "--model", "m", "--output", "f"}, "bench does not take --output"},
+      {{"run", "--model", "m", "--shards", "3"}, "run does not take --shards"},
+      {{"make-model", "--model", "m", "--output", "d"}, "make-model does not take --model"},
       {{"make-model", "--config", "c", "--output", "d", "--tokens", "5"},
-       "--tokens is not for make-model"},
+       "make-model does not take --tokens"},
+      {{"make-model", "--config", "c", "--output", "d", "--reduce", "fast"},
+       "make-model does not take --reduce"},
+      {{"make-model", "--config", "c", "--output", "d", "--tp", "1"},
+       "make-model does not take --tp"},
+      {{"make-model", "--config", "c", "--output", "d", "--blocks", "5"},
+       "make-model does not take --blocks"},
+      {{"make-model", "--config", "c", "--output", "d", "--device", "cpu"},
+       "make-model does not take --device"},
+      {{"bench", "--model", "m", "--reduce", "fast"}, "bench does not take --reduce"},
   };
   for (const BadLine& line : lines) expect_refused(line);
 }

@@ -232,6 +232,52 @@ TEST_F(Program, QuietPrintsTheClosingLinesOnly) {
   EXPECT_EQ(outcome.out, "# Out of bounds values : 0 OK\n");
 }
 
+TEST_F(Program, APlanOfManyTokensTakesNoMemoryForThem) {
+  const Outcome outcome = alone("verify --config " + kSource +
+                                "/configs/llama-3.1-405b.json --tokens 1000000 --dry-run");
+  EXPECT_EQ(outcome.code, 0) << outcome.error;
+  EXPECT_THAT(outcome.out, HasSubstr("[0,1000000)"));
+}
+
+TEST_F(Program, MoreTokensThanCanBeCountedOrHeldAreRefusedBeforeTheyAreMade) {
+  const std::string tokens = "verify --tokens 2147483647 " + gpt2();
+  expect_one_complaint(alone(tokens + " --set n_embd=1099511627776 --set n_inner=1"), 64,
+                       "2147483647 tokens of 1099511627776 values");
+  expect_one_complaint(on_ranks(2, tokens + " --set n_embd=1048576 --set n_inner=1"), 71,
+                       "18014398501093376 bytes (this machine has");
+}
+
+TEST_F(Program, BenchSaysWhetherItComparedAnything) {
+  const std::string bench =
+      "bench --quiet --iterations 1 --warmup 0 --tokens 3 --model " + kFixture;
+  const std::string json = " --json " + path("report.json");
+  const auto wrong = [&] {
+    return nlohmann::json::parse(content_of(path("report.json")))["rows"][0]["wrong"];
+  };
+  const Outcome one = alone(bench + json);
+  EXPECT_EQ(one.code, 0) << one.error;
+  EXPECT_THAT(one.out, HasSubstr("Out of bounds values : not checked (one rank"));
+  EXPECT_EQ(wrong(), "-");
+  const Outcome two = on_ranks(2, bench + json);
+  EXPECT_EQ(two.code, 0) << two.error;
+  EXPECT_THAT(two.out, HasSubstr("Out of bounds values : 0 OK"));
+  EXPECT_EQ(wrong(), 0);
+  const Outcome unchecked = on_ranks(2, bench + json + " --no-check");
+  EXPECT_EQ(unchecked.code, 0) << unchecked.error;
+  EXPECT_THAT(unchecked.out, HasSubstr("Out of bounds values : not checked (--no-check)"));
+  EXPECT_EQ(wrong(), "-");
+}
+
+TEST_F(Program, InspectCountsGatesInEveryLayerByDefault) {
+  const Outcome outcome =
+      alone("inspect " + gpt2() + " --set n_embd=24 --tokens 3 --json " + path("report.json"));
+  EXPECT_EQ(outcome.code, 0) << outcome.error;
+  const auto json = nlohmann::json::parse(content_of(path("report.json")));
+  EXPECT_EQ(json["rows"].size(), 12U);
+  EXPECT_EQ(json["options"]["layers"], "0-11");
+  EXPECT_THAT(json["environment"]["kernel"].get<std::string>(), Not(HasSubstr("layers")));
+}
+
 TEST_F(Program, InspectSaysWhatAModelIsMadeOf) {
   const Outcome outcome = alone("inspect --config " + kSource +
                                 "/configs/qwen3.5-0.8b.json --tp 3 --json " + path("report.json"));
