@@ -5,3 +5,12 @@ gatefold_test(program SOURCES launch/program_test.cpp LABELS program TIMEOUT 280
 list(JOIN GATEFOLD_MPIRUN " " mpirun_text)
 target_compile_definitions(program PRIVATE GATEFOLD_MPIRUN="${mpirun_text}")
 add_dependencies(program gatefold)
+
+# What a rank reads of a checkpoint and holds in memory; not where sanitizers hold more.
+add_executable(peak_rss launch/peak_rss.cpp)
+target_link_libraries(peak_rss PRIVATE gatefold_options)
+list(JOIN GATEFOLD_MPIRUN " " mpirun_line)
+add_test(NAME launch.reads COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/launch/reads.sh)
+set_tests_properties(launch.reads PROPERTIES LABELS "reads" SKIP_RETURN_CODE 77 TIMEOUT 120
+  PROCESSORS 4
+  ENVIRONMENT "${GATEFOLD_MPI_ENVIRONMENT};GATEFOLD_MPIRUN=${mpirun_line};GATEFOLD_BUILD=${PROJECT_BINARY_DIR}")
