@@ -6,7 +6,8 @@ here=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 model=${here%/faults}/fixtures/smollm2-135m-instruct
 program=$GATEFOLD_BUILD/gatefold
 with_faults=$GATEFOLD_BUILD/tests/gatefold_with_faults
-read -ra mpirun <<<"$GATEFOLD_MPIRUN"
+# Shared memory goes into the job's own folder, so that none outlives a killed rank.
+read -ra mpirun <<<"${GATEFOLD_MPIRUN/--mca btl_vader_backing_directory \/tmp/}"
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/gatefold-faults.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
