@@ -11,9 +11,9 @@ namespace gatefold {
 /// Where a logical matrix [out, in] (or a bias [out]) lies in a checkpoint.
 struct TensorRef {
   std::string name;
-  bool transposed = false;        // stored [in, out], as GPT-2's Conv1D
-  std::int64_t row_offset = 0;    // first logical row inside a fused tensor (phi3's gate_up_proj)
-  std::int64_t stored_rows = 0;   // the logical row count of the whole stored tensor
+  bool transposed = false;       // stored [in, out], as GPT-2's Conv1D
+  std::int64_t row_offset = 0;   // first logical row inside a fused tensor (phi3's gate_up_proj)
+  std::int64_t stored_rows = 0;  // the logical row count of the whole stored tensor
 };
 
 /// One dense feed-forward layer: what it computes and where its weights lie.
@@ -23,12 +23,12 @@ struct FfnSpec {
   std::int64_t intermediate_size = 0;  // I
   Activation activation;
 
-  std::optional<TensorRef> gate;  // [I, H], gated layers only
-  TensorRef up;                   // [I, H]
-  TensorRef down;                 // [H, I]
-  std::optional<TensorRef> gate_bias;  // [I]
-  std::optional<TensorRef> up_bias;    // [I]
-  std::optional<TensorRef> down_bias;  // [H]
+  std::optional<TensorRef> gate;          // [I, H], gated layers only
+  TensorRef up;                           // [I, H]
+  TensorRef down;                         // [H, I]
+  std::optional<TensorRef> gate_bias;     // [I]
+  std::optional<TensorRef> up_bias;       // [I]
+  std::optional<TensorRef> down_bias;     // [H]
   std::optional<std::string> swish_beta;  // scalar, read at load into activation.beta
 
   bool gated() const { return activation.gated; }
