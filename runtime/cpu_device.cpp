@@ -73,9 +73,10 @@ class DenormalsOn {
 void release(std::byte* data, std::int64_t) { std::free(data); }
 
 Buffer allocate_bytes(std::int64_t bytes) {
-  const std::int64_t alignment = bytes >= 2 * kHugePage ? kHugePage : kAlignment;
+  // Whole huge pages, the last one too: a block's weight is only a few of them long.
+  const std::int64_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   const auto padded =
-      static_cast<std::size_t>(round_up(std::max<std::int64_t>(bytes, 1), kAlignment));
+      static_cast<std::size_t>(round_up(std::max<std::int64_t>(bytes, 1), alignment));
   void* data = nullptr;
   if (posix_memalign(&data, static_cast<std::size_t>(alignment), padded) != 0) {
     throw Error(

@@ -17,7 +17,8 @@ constexpr int kLanes = 16;
 constexpr int kVectors = static_cast<int>(kGroup) / kLanes;
 constexpr std::int64_t kVectorBytes = sizeof(Floats);
 /// Weights are fetched this many bytes before they are used: one row has too little arithmetic to
-/// hide memory's latency behind. Past the end of a weight a prefetch does nothing.
+/// hide memory's latency behind. Into L2: L1 has too few fill buffers for it. Past the end of a
+/// weight a prefetch does nothing.
 constexpr std::int64_t kAhead = 2048;
 
 template <typename Vector>
@@ -34,7 +35,7 @@ template <int kRows>
   for (std::int64_t k = 0; k < inputs; k += 2) {
     const std::byte* at = w + k * kGroup * 2;
     for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(at + kAhead + v * kVectorBytes);
+      __builtin_prefetch(at + kAhead + v * kVectorBytes, 0, 2);
       Words pair;
       load(pair, at + v * kVectorBytes);
       const auto even = reinterpret_cast<Floats>(pair << 16);
@@ -55,7 +56,7 @@ template <int kRows>
   for (std::int64_t k = 0; k < inputs; ++k) {
     const std::byte* at = w + k * kGroup * 4;
     for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(at + kAhead + v * kVectorBytes);
+      __builtin_prefetch(at + kAhead + v * kVectorBytes, 0, 2);
       Floats weight;
       load(weight, at + v * kVectorBytes);
       for (int r = 0; r < kRows; ++r) sum[r][v] += weight * a[r * inputs + k];
