@@ -424,9 +424,8 @@ TEST_F(Program, AMadeModelGivesTheFingerprintOfItsSeed) {
                                   " --json " + path("report.json"));
     EXPECT_EQ(outcome.code, 0) << outcome.error;
     std::vector<std::string> found;
-    for (const auto& row : nlohmann::json::parse(content_of(path("report.json")))["rows"]) {
-      found.push_back(row["fingerprint"]);
-    }
+    const auto report = nlohmann::json::parse(content_of(path("report.json")));
+    for (const auto& row : report["rows"]) found.push_back(row["fingerprint"]);
     return found;
   };
   for (const char* dtype : {"", " --dtype f32"}) {
