@@ -31,13 +31,13 @@ void hold_standard_streams() {
 /// Prints help, version or an error; the exit code.
 int show(const ParseResult& parsed) {
   if (parsed.exit_code != 0) {
-    fmt::print(stderr, "gatefold: {}\n", parsed.text);
+    print_error("gatefold: " + parsed.text);
     return parsed.exit_code;
   }
   const std::string& text = parsed.text;
   const bool printed = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (printed && std::fflush(stdout) == 0) return static_cast<int>(ExitCode::kOk);
-  fmt::print(stderr, "gatefold: can't print (standard output is closed or full); reopen it\n");
+  print_error("gatefold: can't print (standard output is closed or full); reopen it");
   return static_cast<int>(ExitCode::kOutput);
 }
 
@@ -115,10 +115,10 @@ bool known_to_all(const Error& error) {
 int end_with(const Error& error, int rank, int ranks) {
   const int code = static_cast<int>(error.code());
   if (ranks == 1 || known_to_all(error)) {
-    if (rank == 0) fmt::print(stderr, "gatefold: {}\n", error.what());
+    if (rank == 0) print_error(fmt::format("gatefold: {}", error.what()));
     return code;
   }
-  fmt::print(stderr, "[rank {}] gatefold: {}\n", rank, error.what());
+  print_error(fmt::format("[rank {}] gatefold: {}", rank, error.what()));
   Session::abort_job(code);
 }
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -62,6 +63,11 @@ void on_terminate(int) {
 }
 
 }  // namespace
+
+void print_error(const std::string& line) noexcept {
+  std::fputs((line + '\n').c_str(), stderr);
+  std::fflush(stderr);
+}
 
 int launched_processes() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
@@ -145,10 +151,10 @@ void Watchdog::watch() {
 }
 
 void Watchdog::end_job() const {
-  fmt::print(stderr,
-             "[rank {}] gatefold: no progress for {} s in {} (a peer is lost or stuck); "
-             "ending the job\n",
-             rank_, timeout_, progress_.phase());
+  print_error(
+      fmt::format("[rank {}] gatefold: no progress for {} s in {} (a peer is lost or stuck); "
+                  "ending the job",
+                  rank_, timeout_, progress_.phase()));
   Session::abort_job(static_cast<int>(ExitCode::kTimeout));
 }
 
@@ -175,7 +181,7 @@ Session::Session(int* argc, char*** argv, double timeout_seconds)
   signal_rank = rank;
   if (provided < MPI_THREAD_MULTIPLE && rank == 0) {
     // The watchdog's MPI_Abort is then outside MPI's promises, but better than a hang.
-    fmt::print(stderr, "gatefold: MPI offers no MPI_THREAD_MULTIPLE; the watchdog may fail\n");
+    print_error("gatefold: MPI offers no MPI_THREAD_MULTIPLE; the watchdog may fail");
   }
 }
 

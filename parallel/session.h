@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "parallel/communicator.h"
 
@@ -34,6 +35,10 @@ class Session {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Prints one line to standard error. A closed or full stream must not turn an error into another
+/// one, so nothing is thrown and nothing checked.
+void print_error(const std::string& line) noexcept;
 
 /// How many processes the launcher started, by the environment; 0 if it doesn't say. The first set
 /// of OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_STEP_NUM_TASKS; never SLURM_NTASKS, which a batch shell
