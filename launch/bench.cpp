@@ -35,6 +35,13 @@ double quantile(std::vector<double> values, double q) {
   return values[static_cast<std::size_t>(std::lround(q * last))];
 }
 
+/// Ranks that slept through another's turn wake up to a polling step apart; the second barrier
+/// finds all of them awake.
+void meet(Communicator& world) {
+  world.barrier();
+  world.barrier();
+}
+
 double median(const std::vector<double>& values) { return quantile(values, 0.5); }
 
 /// The median of a[i] ÷ b[i]: drift of the machine's speed cancels.
@@ -202,7 +209,7 @@ void LayerBench::make_copies() {
 
 void LayerBench::time_variant(Variant& variant, std::size_t iteration, bool counted) {
   Communicator& world = job_.world();
-  world.barrier();
+  meet(world);
   const double start = now();
   if (!variant.copies.empty()) {
     Mlp& mlp = *variant.copies[iteration % variant.copies.size()];
@@ -214,7 +221,7 @@ void LayerBench::time_variant(Variant& variant, std::size_t iteration, bool coun
 
 /// A plain read of as many bytes as the layer's weights have, on rank 0.
 void LayerBench::time_read(bool counted) {
-  job_.world().barrier();
+  meet(job_.world());
   if (job_.world().rank() != 0) return;
   if (read_at_ + weight_bytes() > read_memory_.bytes()) read_at_ = 0;
   const auto* data = reinterpret_cast<const std::uint64_t*>(read_memory_.data() + read_at_);
@@ -248,7 +255,7 @@ void LayerBench::make_gate_up(std::int64_t copies) {
 }
 
 void LayerBench::time_gate_up(std::size_t iteration, bool counted) {
-  job_.world().barrier();
+  meet(job_.world());
   if (gate_up_.empty()) return;
   const GateUp& weights = gate_up_[iteration % gate_up_.size()];
   const Tiles x{gate_up_in_.data(), batch_.tokens, std::max<std::int64_t>(1, batch_.tokens),
@@ -271,12 +278,12 @@ void LayerBench::time_gate_up(std::size_t iteration, bool counted) {
 /// The canonical sum of [T, H] against the library's all-reduce of as many fp32 values.
 void LayerBench::time_sums(bool counted) {
   if (!sums_) return;
-  job_.world().barrier();
+  meet(job_.world());
   const double start = now();
   sums_->tree.sum(sums_->partials, nullptr, batch_.dtype, Rows::kReplicated, sums_->out.data());
   job_.device().synchronize();
   const double tree = now() - start;
-  job_.world().barrier();
+  meet(job_.world());
   const double middle = now();
   job_.tp().all_reduce(sums_->values.as<float>(), own_.size() * spec_.hidden_size);
   if (!counted) return;
