@@ -14,7 +14,7 @@
 ///   ColumnParallel        cut along out      all of x → own columns of y
 ///   MergedColumnParallel  cut along out      the same for gate and up at once, activated
 ///   RowParallel           cut along in       own columns of x → all of y, summed over the group
-///   Replicated            not cut            all of x → all of y
+///   Replicated            not shared out     all of x → all of y
 ///
 /// Rows, where said, may be scattered: rank r of the group holds even_part(rows, tp, r).
 /// `global_rows` is the row count of the whole batch, over all groups: it fixes the tile height.

@@ -78,7 +78,7 @@ struct Weight {
 };
 
 /// Rows in canonical tiles: [tiles][tile_rows][width], dense, in the storage dtype; the last tile
-/// is padded with zero rows.
+/// is filled up with rows that nobody reads (zeros in a layer's input).
 struct Tiles {
   std::byte* data = nullptr;
   std::int64_t rows = 0;
