@@ -7,7 +7,9 @@
 #include <cmath>
 #include <utility>
 
+#include "runtime/activation_math.h"
 #include "runtime/error.h"
+#include "runtime/tensor_layout.h"
 
 namespace gatefold {
 namespace {
@@ -32,12 +34,11 @@ constexpr std::array<std::pair<std::string_view, ActivationKind>, 17> kNames{{
     {"clamped_swiglu", ActivationKind::kClampedSwiglu},
 }};
 
-constexpr std::int64_t kHalfGroup = kActivationGroup / 2;
 constexpr std::int64_t kChunkGroups = 16;  // 1024 outputs at a time, 4 KiB that stay in L1
 
 // x + -0 is x for every x, -0 too: rows without a bias run the same loop.
 constexpr auto kNoBias = [] {
-  std::array<float, kActivationGroup> zeros{};
+  std::array<float, kGroup> zeros{};
   zeros.fill(-0.0F);
   return zeros;
 }();
@@ -51,16 +52,16 @@ struct Bias {
 template <ActivationKind kKind>
 void activate_groups(const Activation& act, const float* c, Bias bias, std::int64_t groups,
                      float* values) {
-  for (std::int64_t g = 0; g < groups; ++g, c += kActivationGroup) {
+  for (std::int64_t g = 0; g < groups; ++g, c += kGroup) {
     const float* b = bias.values + g * bias.step;
     if (act.gated) {
-      for (std::int64_t i = 0; i < kHalfGroup; ++i) {
-        const std::int64_t up = kHalfGroup + i;
-        values[g * kHalfGroup + i] = gate_times_up<kKind>(act, c[i] + b[i], c[up] + b[up]);
+      for (std::int64_t i = 0; i < kGatedGroup; ++i) {
+        const std::int64_t up = kGatedGroup + i;
+        values[g * kGatedGroup + i] = gate_times_up<kKind>(act, c[i] + b[i], c[up] + b[up]);
       }
     } else {
-      for (std::int64_t i = 0; i < kActivationGroup; ++i) {
-        values[g * kActivationGroup + i] = activate<kKind>(act, c[i] + b[i]);
+      for (std::int64_t i = 0; i < kGroup; ++i) {
+        values[g * kGroup + i] = activate<kKind>(act, c[i] + b[i]);
       }
     }
   }
@@ -88,18 +89,17 @@ void store(DType model, DType storage, const float* values, std::int64_t count, 
 }
 
 void activate_all(const Activation& act, const ActivationRows& io) {
-  alignas(64) std::array<float, kChunkGroups * kActivationGroup> values;
-  const std::int64_t outputs = act.gated ? kHalfGroup : kActivationGroup;  // of a group
+  alignas(64) std::array<float, kChunkGroups * kGroup> values;
+  const std::int64_t outputs = act.gated ? kGatedGroup : kGroup;  // of a group
   const std::int64_t width = io.groups * outputs;
   const std::int64_t valid = std::clamp<std::int64_t>(io.valid, 0, width);
   for (std::int64_t row = 0; row < io.rows; ++row) {
     std::byte* h = io.h + row * io.h_ld * size_of(io.storage);
     for (std::int64_t first = 0; first < io.groups; first += kChunkGroups) {
       const std::int64_t groups = std::min(kChunkGroups, io.groups - first);
-      const float* c = io.c + row * io.ld + first * kActivationGroup;
-      const Bias bias = io.bias == nullptr
-                            ? Bias{kNoBias.data(), 0}
-                            : Bias{io.bias + first * kActivationGroup, kActivationGroup};
+      const float* c = io.c + row * io.ld + first * kGroup;
+      const Bias bias =
+          io.bias == nullptr ? Bias{kNoBias.data(), 0} : Bias{io.bias + first * kGroup, kGroup};
       with_kind(act.kind, [&]<ActivationKind kKind>() {
         activate_groups<kKind>(act, c, bias, groups, values.data());
       });

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/device.h"
+#include "runtime/tensor_layout.h"
 #include "runtime/vector_isa.h"
 
 namespace gatefold {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "runtime/device.h"
+#include "runtime/tensor_layout.h"
 
 namespace gatefold {
 

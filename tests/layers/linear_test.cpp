@@ -12,6 +12,7 @@
 
 #include "memory_source.h"
 #include "parallel/mpi_interop.h"
+#include "runtime/activation_math.h"
 
 namespace gatefold {
 namespace {

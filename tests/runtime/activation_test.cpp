@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "runtime/activation_math.h"
 #include "runtime/error.h"
 
 namespace gatefold {

@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "runtime/activation_math.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/row_kernel.h"
