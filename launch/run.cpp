@@ -76,8 +76,10 @@ std::vector<std::byte> gather_on_root(const Job& job, std::vector<std::byte>& ow
   if (job.grid().tp().rank() == 0) {
     sends.push_back({0, own.data(), static_cast<std::int64_t>(own.size())});
   }
+  run_agreed(world, [&] {
+    if (world.rank() == 0) y.resize(batch.x.size());
+  });
   if (world.rank() == 0) {
-    y.resize(batch.x.size());
     const auto parts = split_tokens(batch.tokens, job.grid().dp_size(), job.options().token_split);
     for (std::size_t group = 0; group < parts.size(); ++group) {
       receives.push_back({static_cast<int>(group) * job.grid().tp().size(),
