@@ -58,11 +58,17 @@ class TokenFile {
                       path, entry.dtype, fmt::join(entry.shape, ", "), hidden, hidden));
     }
     stored_ = *stored;
-    tokens_ = std::accumulate(entry.shape.begin(), entry.shape.end() - 1, std::int64_t{1},
-                              std::multiplies<>());
+    shape_ = entry.shape;
+    tokens_ =
+        std::accumulate(shape_.begin(), shape_.end() - 1, std::int64_t{1}, std::multiplies<>());
+    if (tokens_ > 0) return;
+    throw Error(ExitCode::kData, fmt::format("{}: x of shape [{}] holds no tokens (there is "
+                                             "nothing to compute); give it at least one",
+                                             path, fmt::join(shape_, ", ")));
   }
 
   std::int64_t tokens() const { return tokens_; }
+  const std::vector<std::int64_t>& shape() const { return shape_; }
 
   /// Fills x, rounded to the batch's dtype.
   void read(TokenBatch& batch) const {
@@ -80,6 +86,7 @@ class TokenFile {
  private:
   SafetensorsFile file_;
   DType stored_ = DType::kF32;
+  std::vector<std::int64_t> shape_;
   std::int64_t tokens_ = 0;
 };
 
@@ -278,11 +285,15 @@ TokenBatch Job::tokens(std::int64_t hidden) const {
   batch.hidden = hidden;
   batch.dtype = dtype_;
   const bool from_file = !options_.input.empty();
+  batch.shape = {batch.tokens, hidden};
   run_agreed(*world_, [&] {
     batch.description = from_file ? options_.input : fmt::format("seed {}", options_.seed);
     batch.x.resize(static_cast<std::size_t>(checked_bytes(batch.tokens, hidden, dtype_)));
     if (!from_file) make_tokens(options_.seed, batch);
-    if (from_file && world_->rank() == 0) TokenFile(options_.input, hidden).read(batch);
+    if (!from_file || world_->rank() != 0) return;
+    const TokenFile file(options_.input, hidden);
+    file.read(batch);
+    batch.shape = file.shape();
   });
   if (from_file) {
     world_->broadcast(batch.x.data(), static_cast<std::int64_t>(batch.x.size()), 0);

@@ -36,6 +36,7 @@ struct TokenBatch {
   std::vector<std::byte> x;  // [tokens, hidden] in `dtype`
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;
+  std::vector<std::int64_t> shape;  // of x and y in files; rank 0: [B, S, H] where --input has it
   DType dtype = DType::kF32;
   std::string description;
   std::vector<std::int64_t> nan_rows;
@@ -91,13 +92,12 @@ class Job {
   /// --input, or --tokens seeded ones of width `hidden`. Throws Error 71 where x and y of them are
   /// more than the machine's memory. Collective.
   TokenBatch tokens(std::int64_t hidden) const;
-  /// The tokens of this rank's dp group.
+  /// What of `tokens` tokens, and of the width I, is this rank's.
   Range own_tokens(std::int64_t tokens) const;
+  Range own_columns(const FfnSpec& spec) const;
   /// The kernel that all ranks use for this layer's canonical tiles.
   KernelChoice kernel(const FfnSpec& spec) const;
   MlpOptions mlp_options(const KernelChoice& kernel) const;
-  /// Which columns of the width I this rank owns.
-  Range own_columns(const FfnSpec& spec) const;
   /// A report with the header that every command shows. Collective.
   Report report() const;
 

@@ -157,11 +157,10 @@ struct Result {
 };
 
 void write_output(const std::string& path, const TokenBatch& batch, const Result& result) {
-  const std::vector<std::int64_t> shape = {batch.tokens, batch.hidden};
   std::vector<SafetensorsWriter::Tensor> tensors = {
-      {"y", std::string(safetensors_name(batch.dtype)), shape}};
+      {"y", std::string(safetensors_name(batch.dtype)), batch.shape}};
   const bool ablated = !result.delta.empty();
-  if (ablated) tensors.push_back({"delta", "F32", shape});
+  if (ablated) tensors.push_back({"delta", "F32", batch.shape});
   SafetensorsWriter writer(path, tensors);
   writer.append(result.y);
   if (ablated) writer.append(std::as_bytes(std::span(result.delta)));

@@ -1,10 +1,13 @@
 # launch/: tests of the folder of the same name
 gatefold_test(options SOURCES launch/options_test.cpp)
 gatefold_test(report SOURCES launch/report_test.cpp)
-gatefold_test(program SOURCES launch/program_test.cpp LABELS program TIMEOUT 280)
+# Tests that run the program itself, alone and under mpirun.
 list(JOIN GATEFOLD_MPIRUN " " mpirun_text)
-target_compile_definitions(program PRIVATE GATEFOLD_MPIRUN="${mpirun_text}")
-add_dependencies(program gatefold)
+foreach(name program odd_input)
+  gatefold_test(${name} SOURCES launch/${name}_test.cpp LABELS program TIMEOUT 280)
+  target_compile_definitions(${name} PRIVATE GATEFOLD_MPIRUN="${mpirun_text}")
+  add_dependencies(${name} gatefold)
+endforeach()
 
 # What a rank reads of a checkpoint and holds in memory; not where sanitizers hold more.
 add_executable(peak_rss launch/peak_rss.cpp)
