@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "parallel/agreement.h"
+#include "runtime/hash.h"
 
 namespace gatefold {
 
@@ -14,7 +15,7 @@ KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
   const DType storage = device.storage(dtype);
   bool rows = trust_library;
   bool columns = true;
-  std::uint64_t fingerprint = 0;
+  Fnv1a fingerprint;
   std::string name;
   run_agreed(comm, [&] {
     for (const WeightShape& shape : shapes) {
@@ -22,7 +23,7 @@ KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
       comm.progress().tick();
       rows = rows && check.rows;
       columns = columns && check.columns;
-      fingerprint = fingerprint * 0x100000001b3U ^ check.fingerprint;
+      fingerprint.add_number(check.fingerprint);
       name = check.kernel;
     }
   });
@@ -32,7 +33,8 @@ KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
     return {GemmKernel::kPlain, fmt::format("plain {} kernel ({})", name_of(storage), why)};
   }
   const bool any_width = all_true(comm, columns);
-  require_equal(comm, "self-check results", fmt::format("{:016x} by {}", fingerprint, name));
+  require_equal(comm, "self-check results",
+                fmt::format("{:016x} by {}", fingerprint.value(), name));
   if (any_width) return {GemmKernel::kLibraryTiles, name};
   return {GemmKernel::kLibraryPanels, name + ", panels of one width"};
 }

@@ -16,6 +16,7 @@
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/gemm_check.h"
+#include "runtime/hash.h"
 #include "runtime/onednn_gemm.h"
 #include "runtime/row_kernel.h"
 #include "runtime/sum_kernel.h"
@@ -264,37 +265,28 @@ void CpuDevice::prepare(const WeightShape& shape, DType storage, GemmKernel kern
 SelfCheck CpuDevice::self_check(const WeightShape& shape, DType storage) {
   const DenormalsOn guard;
   const std::int64_t inputs = shape.padded_inputs();
-  const std::set<std::int64_t> widths = tile_columns(shape, storage, threads_);
   // The same on every rank, whatever its thread count: where the fingerprint comes from.
   const std::int64_t base = groups_in(kPanelBytes, shape, storage) * kGroup;
   const std::int64_t rest = shape.groups() * kGroup % base;  // the last panel's width, if another
-  const auto runner = [](OnednnGemm& gemm) {
-    return [&gemm](const std::byte* a, const std::byte* w, float* c) { gemm.run(0, a, w, c); };
-  };
   SelfCheck result{true, true, "", 0};
+  Fnv1a fingerprint;
   for (const std::int64_t rows : {16, 32, 48, 64}) {
-    const auto own = OnednnGemm::create({rows, inputs, base, storage}, 1, 1);
-    if (own == nullptr) return {false, false, "", 0};
-    const GemmCheck check = check_row_bits(rows, inputs, base, storage, runner(*own));
-    result.rows = result.rows && check.passed;
-    result.fingerprint = result.fingerprint * 0x100000001b3U ^ check.fingerprint;
-    result.kernel = own->implementation();
-    for (const std::int64_t columns : widths) {
-      if (columns == base) continue;
-      const auto other = OnednnGemm::create({rows, inputs, columns, storage}, 1, 1);
-      if (other == nullptr) return {false, false, "", 0};
-      if (columns == rest) {
-        const GemmCheck of_rest = check_row_bits(rows, inputs, rest, storage, runner(*other));
-        result.rows = result.rows && of_rest.passed;
-        result.fingerprint = result.fingerprint * 0x100000001b3U ^ of_rest.fingerprint;
-      }
-      const bool wider = columns > base;
-      result.columns =
-          result.columns &&
-          check_column_bits(rows, inputs, std::max(base, columns), std::min(base, columns), storage,
-                            runner(wider ? *other : *own), runner(wider ? *own : *other));
+    std::map<std::int64_t, TileGemm> gemms;
+    for (const std::int64_t columns : tile_columns(shape, storage, threads_)) {
+      const std::shared_ptr<OnednnGemm> gemm =
+          OnednnGemm::create({rows, inputs, columns, storage}, 1, 1);
+      if (gemm == nullptr) return {false, false, "", 0};
+      if (columns == base) result.kernel = gemm->implementation();
+      gemms[columns] = [gemm](const std::byte* a, const std::byte* w, float* c) {
+        gemm->run(0, a, w, c);
+      };
     }
+    const WidthsCheck check = check_widths(rows, inputs, storage, base, rest, gemms);
+    result.rows = result.rows && check.rows;
+    result.columns = result.columns && check.columns;
+    fingerprint.add_number(check.fingerprint);
   }
+  result.fingerprint = fingerprint.value();
   return result;
 }
 

@@ -104,4 +104,23 @@ bool check_column_bits(std::int64_t rows, std::int64_t inputs, std::int64_t colu
   return same;
 }
 
+WidthsCheck check_widths(std::int64_t rows, std::int64_t inputs, DType storage, std::int64_t base,
+                         std::int64_t rest, const std::map<std::int64_t, TileGemm>& gemms) {
+  WidthsCheck result{true, true, 0};
+  Fnv1a fingerprint;
+  for (const auto& [columns, gemm] : gemms) {
+    const bool panel = columns == base || columns == rest;
+    const GemmCheck check = check_row_bits(rows, inputs, columns, storage, gemm);
+    bool& passed = panel ? result.rows : result.columns;
+    passed = passed && check.passed;
+    if (panel) fingerprint.add_number(check.fingerprint);
+    if (columns == base) continue;
+    const auto [narrow, wide] = std::minmax(base, columns);
+    result.columns = result.columns && check_column_bits(rows, inputs, wide, narrow, storage,
+                                                         gemms.at(wide), gemms.at(narrow));
+  }
+  result.fingerprint = fingerprint.value();
+  return result;
+}
+
 }  // namespace gatefold

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 
 #include "runtime/dtype.h"
 
@@ -28,5 +29,16 @@ GemmCheck check_row_bits(std::int64_t rows, std::int64_t inputs, std::int64_t co
 bool check_column_bits(std::int64_t rows, std::int64_t inputs, std::int64_t columns,
                        std::int64_t piece, DType storage, const TileGemm& whole,
                        const TileGemm& part);
+
+struct WidthsCheck {
+  bool rows = false;     // in panels of one size a row's bits depend on nothing but the row
+  bool columns = false;  // nor at any other width, and none of them changes a column's bits
+  std::uint64_t fingerprint = 0;  // of the panels alone: other widths go by the thread count
+};
+
+/// Both checks at each width in `gemms`, `base` among them. Panels of one size are `base` columns
+/// wide, the last one `rest` (0: as wide).
+WidthsCheck check_widths(std::int64_t rows, std::int64_t inputs, DType storage, std::int64_t base,
+                         std::int64_t rest, const std::map<std::int64_t, TileGemm>& gemms);
 
 }  // namespace gatefold

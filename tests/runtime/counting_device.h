@@ -8,7 +8,7 @@
 namespace gatefold::testing {
 
 /// Passes every call on to another device and counts what is allocated.
-class CountingDevice final : public Device {
+class CountingDevice : public Device {
  public:
   explicit CountingDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
 

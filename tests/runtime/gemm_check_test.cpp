@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -211,13 +212,100 @@ TEST_P(GemmCheckTest, FailsWhereOneColumnOfTheNarrowerCallDiffers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Tiles, GemmCheckTest,
-    ::testing::Values(std::pair{16L, DType::kF32}, std::pair{16L, DType::kBf16},
-                      std::pair{48L, DType::kF32}, std::pair{64L, DType::kBf16}),
-    [](const auto& test) {
-      return std::to_string(test.param.first) + "_" + std::string(name_of(test.param.second));
-    });
+// A device whose panels are 128 columns wide and the last one 64; with its thread count come 192.
+class WidthsCheckTest : public GemmCheckTest {
+ protected:
+  static constexpr std::int64_t kBase = 128;
+  static constexpr std::int64_t kRest = 64;
+  static constexpr std::int64_t kOther = 192;
+
+  /// `fault` is in the GEMM of width `faulty` alone.
+  WidthsCheck with_widths(const std::vector<std::int64_t>& widths, std::int64_t faulty,
+                          const Fault& fault) const {
+    std::map<std::int64_t, TileGemm> gemms;
+    for (const std::int64_t columns : widths) {
+      const TileGemm honest = columns_kernel(rows(), columns, storage(), -1, -1);
+      gemms[columns] = [=](const std::byte* a, const std::byte* w, float* c) {
+        honest(a, w, c);
+        if (columns == faulty) fault(a, w, c);
+      };
+    }
+    return check_widths(rows(), kInputs, storage(), kBase, kRest, gemms);
+  }
+  WidthsCheck with_fault_at(std::int64_t faulty, const Fault& fault) const {
+    return with_widths({kRest, kBase, kOther}, faulty, fault);
+  }
+
+  /// Only a tile that holds a zero row, which no column check has, shows it.
+  Fault zero_padding_decides() const {
+    return [this](const std::byte* a, const std::byte*, float* c) {
+      for (std::int64_t r = 0; r < rows(); ++r) {
+        bool zero = true;
+        for (std::int64_t k = 0; k < kInputs; ++k) {
+          zero = zero && element(storage(), a, r * kInputs + k) == 0.0F;
+        }
+        if (zero) c[kRest - 1] = nudged(c[kRest - 1]);
+      }
+    };
+  }
+  static void nothing(const std::byte*, const std::byte*, float*) {}
+};
+
+TEST_P(WidthsCheckTest, PassesWhereAllWidthsAreHonest) {
+  const WidthsCheck check = with_fault_at(0, nothing);
+  EXPECT_TRUE(check.rows);
+  EXPECT_TRUE(check.columns);
+}
+
+TEST_P(WidthsCheckTest, RowsFailWhereEitherWidthOfThePanelsFails) {
+  for (const std::int64_t width : {kBase, kRest}) {
+    const WidthsCheck check = with_fault_at(width, zero_padding_decides());
+    EXPECT_FALSE(check.rows) << width;
+    EXPECT_TRUE(check.columns) << width;
+  }
+}
+
+TEST_P(WidthsCheckTest, OnlyPanelsAreLeftWhereTheRowsOfAnotherWidthFail) {
+  const WidthsCheck check = with_fault_at(kOther, zero_padding_decides());
+  EXPECT_TRUE(check.rows);
+  EXPECT_FALSE(check.columns);
+}
+
+TEST_P(WidthsCheckTest, OnlyPanelsAreLeftWhereAWidthChangesAColumn) {
+  for (const std::int64_t width : {kRest, kOther}) {
+    // The same in every row and call: no row check sees it.
+    const WidthsCheck check =
+        with_fault_at(width, [=, this](const std::byte*, const std::byte*, float* c) {
+          for (std::int64_t r = 0; r < rows(); ++r) {
+            float& value = c[r * width + width - 1];
+            value = nudged(value);
+          }
+        });
+    EXPECT_TRUE(check.rows) << width;
+    EXPECT_FALSE(check.columns) << width;
+  }
+}
+
+TEST_P(WidthsCheckTest, TheFingerprintIsThatOfThePanelsWhateverOtherWidthsThereAre) {
+  const std::uint64_t whole = with_fault_at(0, nothing).fingerprint;
+  EXPECT_EQ(with_widths({kRest, kBase}, 0, nothing).fingerprint, whole);
+  EXPECT_EQ(with_fault_at(kOther, zero_padding_decides()).fingerprint, whole);
+  EXPECT_NE(with_widths({kBase}, 0, nothing).fingerprint, whole);
+  for (const std::int64_t width : {kBase, kRest}) {
+    const auto other_order = [](const std::byte*, const std::byte*, float* c) {
+      c[0] = nudged(c[0]);
+    };
+    EXPECT_NE(with_fault_at(width, other_order).fingerprint, whole) << width;
+  }
+}
+
+const auto kTiles = ::testing::Values(std::pair{16L, DType::kF32}, std::pair{16L, DType::kBf16},
+                                      std::pair{48L, DType::kF32}, std::pair{64L, DType::kBf16});
+const auto tile_name = [](const auto& test) {
+  return std::to_string(test.param.first) + "_" + std::string(name_of(test.param.second));
+};
+INSTANTIATE_TEST_SUITE_P(Tiles, GemmCheckTest, kTiles, tile_name);
+INSTANTIATE_TEST_SUITE_P(Tiles, WidthsCheckTest, kTiles, tile_name);
 
 }  // namespace
 }  // namespace gatefold
