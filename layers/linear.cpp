@@ -1,9 +1,12 @@
 #include "layers/linear.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "layers/kernel_choice.h"
 #include "parallel/agreement.h"
+#include "runtime/error.h"
 
 namespace gatefold {
 namespace {
@@ -31,6 +34,12 @@ LinearOptions with_kernel(const WeightTensors& tensors, CutAlong cut, const Plac
   return chosen;
 }
 
+/// Nobody shares a replicated weight out, so it needs no cuts.
+LinearOptions one_block(LinearOptions options) {
+  options.blocks = 1;
+  return options;
+}
+
 Activation identity() {
   Activation activation;
   activation.kind = ActivationKind::kIdentity;
@@ -54,7 +63,16 @@ OwnedTiles make_tiles(Device& device, DType dtype, std::int64_t rows, std::int64
 
 }  // namespace
 
+void check_rows(const RowCount& rows) {
+  if (rows.local >= 0 && rows.local <= rows.global) return;
+  throw Error(ExitCode::kUsage,
+              fmt::format("{} rows of a batch of {} (a group's rows are 0 or more, and at most the "
+                          "batch's); pass {{rows of this group, rows of all groups}}",
+                          rows.local, rows.global));
+}
+
 std::int64_t tile_height(GemmKernel kernel, const RowCount& rows) {
+  check_rows(rows);
   if (kernel == GemmKernel::kLibraryWhole) return std::max<std::int64_t>(1, rows.local);
   return tile_rows(rows.global);
 }
@@ -268,7 +286,7 @@ void RowParallelLinear::forward(const std::byte* x, const RowCount& rows, std::b
 ReplicatedLinear::ReplicatedLinear(WeightTensors tensors, const TensorSource& source,
                                    Device& device, const LinearOptions& options)
     : alone_(make_self_communicator()),
-      linear_(std::move(tensors), source, {&device, alone_.get()}, options) {}
+      linear_(std::move(tensors), source, {&device, alone_.get()}, one_block(options)) {}
 
 void ReplicatedLinear::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
   linear_.forward(x, rows, y);

@@ -25,7 +25,9 @@ struct RowCount {
   std::int64_t global = 0;  // of the batch
 };
 
-/// Rows per tile: canonical, or all rows at once for whole GEMMs.
+/// Throws Error 64 unless 0 <= local <= global. The same on all ranks of a group, as its rows are.
+void check_rows(const RowCount& rows);
+/// Rows per tile: canonical, or all rows at once for whole GEMMs. Throws as check_rows() does.
 std::int64_t tile_height(GemmKernel kernel, const RowCount& rows);
 /// The tile heights that batches of up to these row counts have (whole GEMMs: of just this many).
 std::vector<std::int64_t> tile_heights(GemmKernel kernel, const RowCount& rows);
@@ -128,7 +130,7 @@ class RowParallelLinear {
   int height_ = 0;
 };
 
-/// y = x Wᵀ + b, the same on every rank, without communication.
+/// y = x Wᵀ + b, the same on every rank, without communication; in one block, whatever the options.
 class ReplicatedLinear {
  public:
   ReplicatedLinear(WeightTensors tensors, const TensorSource& source, Device& device,

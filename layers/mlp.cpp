@@ -85,6 +85,7 @@ std::int64_t Mlp::workspace_bytes(const RowCount& rows) const {
 }
 
 void Mlp::reserve(const RowCount& rows) {
+  check_rows(rows);
   const bool whole = gate_up_.kernel() == GemmKernel::kLibraryWhole;
   if (whole ? rows.local == reserved_.local
             : rows.local <= reserved_.local && rows.global <= reserved_.global) {

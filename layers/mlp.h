@@ -32,7 +32,8 @@ class Mlp {
   void reserve(const RowCount& rows);
 
   /// x [rows.local, H] → y [rows.local, H], dense, in the options' dtype (scattered: this rank's
-  /// rows of them). rows.global is the row count of the whole batch over all groups. Collective.
+  /// rows of them). rows.global is the row count of the whole batch over all groups. Throws Error
+  /// 64 on every rank unless 0 <= local <= global. Collective.
   void forward(const std::byte* x, const RowCount& rows, std::byte* y);
 
  private:

@@ -13,6 +13,7 @@
 #include "memory_source.h"
 #include "parallel/mpi_interop.h"
 #include "runtime/activation_math.h"
+#include "tests/runtime/counting_device.h"
 
 namespace gatefold {
 namespace {
@@ -332,6 +333,17 @@ TEST_F(Linear, ReplicatedIsTheSameOnEveryRankWithoutCommunication) {
   }
 }
 
+TEST_F(Linear, AReplicatedWeightLiesInOnePieceHoweverManyBlocksThereAre) {
+  // Eight blocks of five columns would be padded one by one.
+  const Problem p({40, 24, true});
+  const auto bytes = [&p](std::int64_t blocks) {
+    testing::CountingDevice device(make_cpu_device(1));
+    ReplicatedLinear linear(p.tensors(), p.source, device, options(DType::kF32, blocks));
+    return device.weight_bytes();
+  };
+  EXPECT_EQ(bytes(8), bytes(1));
+}
+
 TEST_F(Linear, EveryGroupHasTheBitsOfOneRankOnFractions) {
   const auto alone = make_self_communicator();
   const Problem p({200, 330, true}, false);
@@ -408,6 +420,30 @@ TEST_F(Linear, TransposedAndFusedTensorsLoadTheSameWeights) {
       EXPECT_TRUE(y == expected) << matrix.name << ", column-parallel";
     }
   });
+}
+
+const std::vector<RowCount>& impossible_rows() {
+  static const std::vector<RowCount> all{{-1, 4}, {-1, -1}, {4, 3},
+                                         {1, 0},  {0, -1},  {INT64_MIN, 0}};
+  return all;
+}
+
+TEST_F(Linear, RowCountsThatCantBeAreRefusedOnEveryRank) {
+  const Problem p({40, 24, true});
+  const Place place{device_.get(), world_.get()};
+  for (const Rows scattered : {Rows::kReplicated, Rows::kScattered}) {
+    const LinearOptions o = options(DType::kF32);
+    ColumnParallelLinear column(p.tensors(), p.source, place, o, Output::kGathered, scattered);
+    RowParallelLinear row(p.tensors(), p.source, place, o, Input::kWhole, scattered);
+    ReplicatedLinear replicated(p.tensors(), p.source, *device_, o);
+    std::vector<std::byte> memory(1000 * sizeof(float));
+    for (const RowCount& rows : impossible_rows()) {
+      usage_error([&] { column.forward(memory.data(), rows, memory.data()); });
+      usage_error([&] { row.forward(memory.data(), rows, memory.data()); });
+      usage_error([&] { replicated.forward(memory.data(), rows, memory.data()); });
+    }
+  }
+  world_->barrier();  // no rank is stuck in a call
 }
 
 TEST_F(Linear, MoreRanksThanBlocksAreRefusedWithBothNumbers) {

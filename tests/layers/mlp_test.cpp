@@ -159,6 +159,33 @@ TEST_F(MlpTest, SwappedGateAndUpGiveTheOtherNumber) {
   EXPECT_NEAR(static_cast<double>(answer(mlp, DType::kF32)[0]), 299.999546, 0.03);
 }
 
+TEST_F(MlpTest, RowCountsThatCantBeAreRefusedOnEveryRank) {
+  const MemoryFfn ffn = fixture_d();
+  for (const Rows scattered : {Rows::kReplicated, Rows::kScattered}) {
+    MlpOptions o = options(DType::kF32);
+    o.input_rows = scattered;
+    o.output_rows = scattered;
+    Mlp mlp(ffn.spec, ffn.source, all(), o);
+    std::vector<float> memory(as_size(4 * kHidden));
+    auto* bytes = reinterpret_cast<std::byte*>(memory.data());
+    for (const RowCount& rows :
+         std::vector<RowCount>{{-1, 4}, {-1, -1}, {4, 3}, {1, 0}, {0, -1}, {INT64_MIN, 0}}) {
+      const auto refused = [&](const std::function<void()>& call) {
+        try {
+          call();
+          ADD_FAILURE() << "no error for {" << rows.local << ", " << rows.global << "}";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ExitCode::kUsage);
+        }
+      };
+      refused([&] { mlp.forward(bytes, rows, bytes); });
+      refused([&] { mlp.reserve(rows); });
+      refused([&] { (void)mlp.workspace_bytes(rows); });
+    }
+  }
+  world_->barrier();  // no rank is stuck in a call
+}
+
 TEST_F(MlpTest, DownBiasCountsOnce) {  // F01
   MemoryFfn ffn = fixture_d(true);
   for (std::int64_t i = 0; i < 4; ++i) {
