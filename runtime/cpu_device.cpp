@@ -26,6 +26,8 @@ namespace gatefold {
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
+/// libgomp keeps a record per thread on the stack when it starts them.
+constexpr int kMaxThreads = 4096;
 constexpr std::int64_t kHugePage = 2 << 20;
 /// A panel of columns that stays in a core's L2 while all tiles pass over it.
 constexpr std::int64_t kPanelBytes = 1 << 20;
@@ -104,7 +106,7 @@ constexpr std::int64_t kSumRows = 64;
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(int threads) : threads_(threads > 0 ? threads : omp_get_max_threads()) {
+  explicit CpuDevice(int threads) : threads_(threads) {
     scratch_.resize(static_cast<std::size_t>(threads_));
   }
 
@@ -437,7 +439,14 @@ void CpuDevice::ungroup(const std::byte* in, DType dtype, std::int64_t rows, std
 }  // namespace
 
 std::unique_ptr<Device> make_cpu_device(int threads) {
-  return std::make_unique<CpuDevice>(threads);
+  const int most = threads > 0 ? threads : omp_get_max_threads();
+  if (most > kMaxThreads) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("{} threads for one process (more than {} overrun OpenMP's stack); set "
+                            "OMP_NUM_THREADS, or --threads, to as many as there are cores",
+                            most, kMaxThreads));
+  }
+  return std::make_unique<CpuDevice>(most);
 }
 
 }  // namespace gatefold

@@ -79,6 +79,7 @@ class Device {
 };
 
 /// A CPU device with `threads` threads; 0 takes what OpenMP would (OMP_NUM_THREADS, affinity).
+/// Throws Error 64 for more than 4096.
 std::unique_ptr<Device> make_cpu_device(int threads = 0);
 
 /// A CUDA device for this process's GPU. Throws Error 69 where the build or the machine has none.

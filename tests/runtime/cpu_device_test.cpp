@@ -432,5 +432,18 @@ std::string kind_name(const ::testing::TestParamInfo<Kind>& test) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, CpuDeviceGemm, ::testing::ValuesIn(all_kinds()), kind_name);
 
+TEST(CpuDeviceThreads, MoreThanOpenMPCanStartAreRefused) {
+  EXPECT_EQ(make_cpu_device(4096)->description(), "cpu, 4096 threads");
+  for (const int threads : {4097, 99999, std::numeric_limits<int>::max()}) {
+    try {
+      make_cpu_device(threads);
+      ADD_FAILURE() << "no error for " << threads;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(std::to_string(threads) + " threads"));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace gatefold
