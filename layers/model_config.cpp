@@ -19,7 +19,8 @@ namespace {
 using Json = nlohmann::json;
 using Overrides = std::vector<std::pair<std::string, std::string>>;
 
-constexpr std::int64_t kMaxSize = std::int64_t{1} << 40;
+// Of a width or a vocabulary: thousands of times what anybody has.
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxLayers = 100000;
 constexpr double kMaxBytes = 0x1p62;
 // Nesting is bounded, so that nothing later can recurse without end.
@@ -92,8 +93,6 @@ class ConfigDocument {
   const Json* find(std::string_view key) const;
   void choose_family();
   void apply(const std::string& key, const std::string& value);
-  bool reads(std::string_view key) const;
-  bool known(std::string_view key) const;
   std::vector<std::string_view> keys_read() const;
 
   std::string path_;
@@ -124,12 +123,6 @@ ConfigDocument::ConfigDocument(const std::string& path, const Overrides& overrid
   choose_family();
   for (const auto& [key, value] : overrides) {
     if (key == "model_type") continue;
-    if (!known(key)) {
-      throw Error(ExitCode::kUsage,
-                  fmt::format("--set {}={}: no such field ({} doesn't hold it, and {} layers don't "
-                              "read it); they read {}",
-                              key, value, path_, model_type_, joined(keys_read())));
-    }
     apply(key, value);
   }
 }
@@ -168,17 +161,14 @@ void ConfigDocument::choose_family() {
 }
 
 void ConfigDocument::apply(const std::string& key, const std::string& value) {
-  if (key == "text_config") {
-    throw Error(
-        ExitCode::kUsage,
-        fmt::format("--set {}={}: replaces the whole text model (--set changes one field of "
-                    "it, named without {}); set its fields one by one",
-                    key, value, key));
+  const std::vector<std::string_view> keys = keys_read();
+  if (std::ranges::find(keys, key) == keys.end()) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("--set {}={}: no such field of {} models (it would have no effect); "
+                            "the fields that are read: {}",
+                            key, value, model_type_, joined(keys)));
   }
-  Json parsed = parsed_value(value);
-  const bool only_outside =
-      nested_ && !reads(key) && !text_object().contains(key) && root_.contains(key);
-  (only_outside ? root_ : text_object())[key] = std::move(parsed);
+  text_object()[key] = parsed_value(value);
   // One field with two spellings: what the user says must win over either.
   if (key == "torch_dtype") text_object().erase("dtype");
   overridden_.insert(key);
@@ -190,20 +180,14 @@ std::vector<std::string_view> ConfigDocument::keys_read() const {
   const ModelFamily& family = *family_;
   for (const std::string_view key :
        {family.hidden_size_key, family.intermediate_size_key, family.num_layers_key,
-        family.activation_key, family.legacy_activation_key, family.gated.key, family.bias.key,
-        family.swish_beta.key, family.clamp_limit_key, family.clamp_alpha_key}) {
+        family.activation_key, family.gated.key, family.bias.key, family.swish_beta.key,
+        family.clamp_limit_key, family.clamp_alpha_key}) {
     if (!key.empty()) keys.push_back(key);
   }
+  for (const auto& more : {family.whole_model_keys, expert_count_keys()}) {
+    keys.insert(keys.end(), more.begin(), more.end());
+  }
   return keys;
-}
-
-bool ConfigDocument::reads(std::string_view key) const {
-  const std::vector<std::string_view> keys = keys_read();
-  return std::ranges::find(keys, key) != keys.end();
-}
-
-bool ConfigDocument::known(std::string_view key) const {
-  return reads(key) || root_.contains(key) || text_object().contains(key);
 }
 
 void ConfigDocument::fail(std::string_view key, const std::string& problem,
@@ -328,18 +312,17 @@ ActivationKind activation_kind(const ConfigDocument& document, std::string_view 
   return *kind;
 }
 
-// What an older field may say is the family's default, whose tanh form was once called "gelu".
-// Anything else would be read one way here and ignored elsewhere.
+// What another family's field, or an older one, may say is this family's default, whose tanh form
+// was once called "gelu". Anything else would be read one way here and ignored elsewhere.
 void check_legacy_activation(const ConfigDocument& document) {
   const ModelFamily& family = document.family();
   const std::string_view key = family.legacy_activation_key;
   if (key.empty() || !document.has(key) || document.has(family.activation_key)) return;
   const std::string name = document.string(key, "");
   const std::string standard(family.default_activation);
-  if (name == "gelu" ||
-      activation_kind(document, key, name) == activation_kind(document, key, standard)) {
-    return;
-  }
+  const ActivationKind kind = activation_kind(document, key, standard);
+  const bool old_tanh = name == "gelu" && kind == ActivationKind::kGeluTanh;
+  if (old_tanh || activation_kind(document, key, name) == kind) return;
   document.fail(key,
                 fmt::format("{} is \"{}\" without {} ({} layers read the latter, and use {} "
                             "where it is absent)",
@@ -444,6 +427,19 @@ void check_tensor(const ModelConfig& config, const StoredTensor& expected,
                   scalar ? " or [1]" : (transposed ? ", stored [in, out]," : ""), config.path));
 }
 
+// One tensor under two names is two models in one: taking either would be a silent choice.
+void refuse_other_spelling(const FfnSpec& spec, std::string_view prefix, std::string_view other,
+                           const TensorSource& source) {
+  for (const StoredTensor& tensor : stored_tensors(spec)) {
+    const std::string name = std::string(other) + tensor.name.substr(prefix.size());
+    if (name == tensor.name || !source.find(name)) continue;
+    throw Error(ExitCode::kData,
+                fmt::format("{} holds both {} and {} (two spellings of one tensor: which one "
+                            "counts isn't said); take one away",
+                            source.description(), tensor.name, name));
+  }
+}
+
 void refuse_tensor(const ModelConfig& config, const std::string& name, const FamilySwitch& rule,
                    const TensorSource& source) {
   const std::optional<TensorInfo> found = source.find(name);
@@ -517,7 +513,10 @@ FfnSpec resolve_layer(const ModelConfig& config, std::int64_t layer, const Tenso
   for (const StoredTensor& tensor : stored_tensors(spec)) {
     check_tensor(config, tensor, source, spec.up.transposed);
   }
-  refuse_denied(config, layer, prefix, source);
+  for (const std::string_view any : family_of(config).prefixes) {
+    refuse_other_spelling(spec, prefix, any, source);
+    refuse_denied(config, layer, any, source);
+  }
   return spec;
 }
 

@@ -37,15 +37,16 @@ struct ModelConfig {
 /// else taken as a string; keys apply to text_config where the config nests it; null makes a field
 /// absent). Throws Error 66 (can't be opened), 65 (not JSON; a field missing, mistyped, not
 /// positive, or absurd; unknown model_type, activation or dtype, with the known ones; a mixture of
-/// experts), 64 (the same where an override is to blame; an override that names no known field).
+/// experts), 64 (the same where an override is to blame; an override of a field that is not read).
 ModelConfig read_model_config(
     const std::string& path,
     const std::vector<std::pair<std::string, std::string>>& overrides = {});
 
 /// layer_spec(layer) with the names as they are spelled in `source` (base models drop or add a
 /// prefix), and checked against it: every tensor there with the shape that the config says.
-/// A bias, gate or beta that the config denies but the source has is an error, and so is the
-/// reverse. Throws Error 65 naming the tensor, what was expected and what was found.
+/// A bias, gate or beta that the config denies but the source has is an error, so is the reverse,
+/// and so is a tensor that is there with two prefixes. Throws Error 65 naming the tensor, what was
+/// expected and what was found.
 FfnSpec resolve_layer(const ModelConfig& config, std::int64_t layer, const TensorSource& source);
 
 }  // namespace gatefold

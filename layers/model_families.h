@@ -47,13 +47,15 @@ struct ModelFamily {
   std::int64_t default_num_layers = 0;  // 0: the field is required
   std::string_view activation_key = "hidden_act";
   std::string_view default_activation = "silu";
-  // An older field in place of activation_key, where "gelu" meant the default's tanh form.
+  // A field that others, or older configs, have in its place: it may only repeat the default.
   std::string_view legacy_activation_key = {};
   FamilySwitch gated = kAlways;
   FamilySwitch bias = kNever;
   FamilySwitch swish_beta = kNever;
   std::string_view clamp_limit_key = {};  // of a clamped SwiGLU; empty: GPT-OSS's own numbers
   std::string_view clamp_alpha_key = {};
+  // What else is read, to count the parameters of the whole model.
+  std::vector<std::string_view> whole_model_keys = {};
 
   // Where the tensors lie. Fused: gate and up name the same module. Ungated: gate is unused.
   WeightLayout layout = WeightLayout::kSeparate;

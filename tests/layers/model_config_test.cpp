@@ -256,8 +256,9 @@ TEST_F(ModelConfigTest, BadConfigsAreRefusedWithTheFieldAndItsValue) {
       {"hidden_size", INT64_MIN, "must be positive"},
       {"hidden_size", 1e300, "hidden_size is 1e+300"},
       {"hidden_size", UINT64_MAX, "hidden_size is 18446744073709551615 (absurd"},
-      {"hidden_size", (std::int64_t{1} << 40) + 1, "absurd"},
-      {"hidden_size", std::int64_t{1} << 40, ""},  // not too large by itself
+      {"hidden_size", 1000000000000, "hidden_size is 1000000000000 (absurd"},
+      {"hidden_size", (std::int64_t{1} << 31) + 1, "absurd"},
+      {"hidden_size", std::int64_t{1} << 31, ""},  // not too large by itself
       {"hidden_size", std::string(5000, 'x'), "..."},
       {"intermediate_size", gone, "no intermediate_size"},
       {"intermediate_size", "wide", "intermediate_size is \"wide\""},
@@ -267,6 +268,7 @@ TEST_F(ModelConfigTest, BadConfigsAreRefusedWithTheFieldAndItsValue) {
       {"num_hidden_layers", 100001, "num_hidden_layers is 100001 (absurd"},
       {"num_hidden_layers", -1, "num_hidden_layers is -1"},
       {"vocab_size", "many", "vocab_size is \"many\""},
+      {"vocab_size", 1000000000000, "absurd"},
       {"mlp_bias", 1, "mlp_bias is 1 (not true or false)"},
       {"mlp_bias", "true", "mlp_bias is \"true\""},
       {"hidden_act", 3, "hidden_act is 3 (not a string)"},
@@ -353,7 +355,7 @@ TEST_F(ModelConfigTest, ANestedModelIsChangedFieldByField) {
   const Json outer{{"text_config", inner}};
   for (const char* value : {"5", "null", "{}", "[]", "x"}) {
     expect_error(
-        ExitCode::kUsage, "set its fields one by one",
+        ExitCode::kUsage, "no such field",
         [&] {
           read(outer, {{"text_config", value}, {"hidden_size", "64"}});
         },
@@ -404,13 +406,13 @@ TEST_F(ModelConfigTest, OverridesReplaceFields) {
 TEST_F(ModelConfigTest, OverridesOfANestedConfigGoInside) {
   const std::string path = (kSource / "configs" / "qwen3.5-0.8b.json").string();
   const ModelConfig config = read_model_config(
-      path, {{"hidden_size", "256"}, {"image_token_id", "7"}, {"num_hidden_layers", "3"}});
+      path, {{"hidden_size", "256"}, {"dtype", "float16"}, {"num_hidden_layers", "3"}});
   EXPECT_EQ(config.hidden_size, 256);
   EXPECT_EQ(config.num_layers, 3);
   const Json json = Json::parse(config.canonical_text);
   EXPECT_EQ(json["text_config"]["hidden_size"], 256);
   EXPECT_EQ(json["vision_config"]["hidden_size"], 768) << "the vision tower keeps its own";
-  EXPECT_EQ(json["image_token_id"], 7) << "a field that only the top level has stays there";
+  EXPECT_EQ(config.dtype, DType::kF16) << "whatever the top level says";
   EXPECT_FALSE(json.contains("hidden_size"));
 }
 
@@ -440,6 +442,39 @@ TEST_F(ModelConfigTest, BadOverridesAreUsageErrors) {
   expect_usage("hidden_act", "\xff", "unknown hidden_act");
   expect_usage("model_type", "lama", "known: llama");
   expect_usage("mlp_bias", "yes", "mlp_bias is \"yes\"");
+}
+
+TEST_F(ModelConfigTest, AnOverrideThatNothingReadsIsRefusedEvenWhereTheFileHasTheField) {
+  const auto refused = [&](Json json, const std::string& key, const std::string& says) {
+    json[key] = "x";
+    expect_error(
+        ExitCode::kUsage, says,
+        [&] {
+          read(json, {{key, "y"}});
+        },
+        key);
+  };
+  refused(llama(), "rope_theta", "the fields that are read: model_type, vocab_size");
+  refused(llama(), "activation", "no such field of llama models");
+  Json gemma = llama();
+  gemma["model_type"] = "gemma3_text";
+  gemma["hidden_activation"] = "gelu";
+  refused(gemma, "hidden_act", "hidden_activation");
+  refused(Json{{"text_config", llama()}}, "image_token_id", "no such field");
+  // Read to count the parameters of the whole model.
+  EXPECT_NO_THROW(read(llama(), {{"num_attention_heads", "4"}, {"tie_word_embeddings", "true"}}));
+}
+
+TEST_F(ModelConfigTest, ALadderNamesItsActivationItself) {
+  Json ladder = {{"model_type", "gatefold_ffn"}, {"hidden_size", 8}, {"hidden_act", "relu"}};
+  expect_error(ExitCode::kData, "hidden_act is \"relu\" without activation", [&] { read(ladder); });
+  ladder["hidden_act"] = "gelu";
+  expect_error(ExitCode::kData, "hidden_act is \"gelu\" without activation", [&] { read(ladder); });
+  ladder["hidden_act"] = "silu";
+  EXPECT_EQ(read(ladder).activation.kind, ActivationKind::kSilu) << "as without it";
+  ladder["hidden_act"] = "gelu";
+  ladder["activation"] = "relu";
+  EXPECT_EQ(read(ladder).activation.kind, ActivationKind::kRelu) << "the own field decides";
 }
 
 TEST_F(ModelConfigTest, BadLadderConfigsAreRefused) {

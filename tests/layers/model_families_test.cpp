@@ -177,6 +177,22 @@ TEST(ResolveLayer, PrefixesAreFoundInTheSource) {
   expect_unresolved(config, other, "no feed-forward weights");
 }
 
+TEST(ResolveLayer, ATensorWithTwoPrefixesIsRefusedByBothNames) {
+  const ModelConfig config = config_of("llama");
+  for (const char* module : {"gate_proj", "up_proj", "down_proj"}) {
+    const std::string name = fmt::format("layers.0.mlp.{}.weight", module);
+    ShapeSource source = source_of(config.layer_spec(0));
+    source.shapes[name] = {1};
+    expect_unresolved(config, source, fmt::format("both model.{} and {} (", name, name));
+    source.shapes.erase(name);
+    source.shapes["model.language_model." + name] = source.shapes["model." + name];
+    expect_unresolved(config, source, fmt::format("both model.{} and model.language_model.", name));
+  }
+  ShapeSource source = source_of(config.layer_spec(0));
+  source.shapes["layers.0.mlp.up_proj.bias"] = {24};
+  expect_unresolved(config, source, "holds layers.0.mlp.up_proj.bias");
+}
+
 TEST(ResolveLayer, ALostTensorIsNamed) {
   ModelConfig config = config_of("llama");
   config.bias = true;
