@@ -227,8 +227,7 @@ void add_totals(const Job& job, const std::vector<LayerKind>& kinds, Report& rep
   const auto total = model_parameters(job.config());
   if (!total) return;
   report.note(fmt::format("{:.1f} % of the model's {} parameters, counted from its config",
-                          100.0 * static_cast<double>(parameters) / static_cast<double>(*total),
-                          human(static_cast<double>(*total), "")));
+                          100.0 * static_cast<double>(parameters) / *total, human(*total, "")));
 }
 
 /// Which rank of a tensor-parallel group owns what, for --tp or the tp of this world.

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <optional>
 
 #include "layers/model_config.h"
@@ -9,6 +8,6 @@ namespace gatefold {
 
 /// All parameters of the model that this config describes, embeddings, attention and norms too;
 /// nothing where the config or the family doesn't allow an honest count.
-std::optional<std::int64_t> model_parameters(const ModelConfig& config);
+std::optional<double> model_parameters(const ModelConfig& config);
 
 }  // namespace gatefold

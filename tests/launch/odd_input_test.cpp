@@ -1,10 +1,14 @@
 // What the program makes of input that is wrong, empty or unusual.
+#include <nlohmann/json.hpp>
+
 #include "tests/launch/program_testing.h"
 
 namespace gatefold {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class OddInput : public Program {};
 
@@ -36,6 +40,50 @@ TEST_F(OddInput, YKeepsTheShapeOfX) {
   ASSERT_EQ(seeded.code, 0) << seeded.error;
   EXPECT_THAT(SafetensorsFile(path("y.safetensors")).header().tensors.at("y").shape,
               ElementsAre(5, 16));
+}
+
+TEST_F(OddInput, MoreThreadsThanOpenMPCanStartAreRefused) {
+  const std::string command = kProgram + " verify --quiet --model " + kFixture;
+  const std::string many = "export OMP_NUM_THREADS=99999; ";
+  expect_one_complaint(shell(many + command), 64, "99999 threads for one process");
+  expect_one_complaint(shell(many + GATEFOLD_MPIRUN + " -n 2 " + command), 64, "99999 threads");
+  EXPECT_EQ(shell(many + command + " --threads 1").code, 0);
+}
+
+TEST_F(OddInput, NoConfigMakesInspectsSumsOverflow) {
+  std::ofstream(path("absurd.json"))
+      << R"({"model_type": "gatefold_ffn", "hidden_size": 1000000000000, "intermediate_size": 1})";
+  expect_one_complaint(alone("inspect --config " + path("absurd.json")), 65, "absurd");
+  const std::string llama = "inspect --quiet --config " + kSource + "/configs/llama-3.1-8b.json ";
+  const auto share = [&](const std::string& set) {
+    const Outcome outcome = alone(llama + set);
+    EXPECT_EQ(outcome.code, 0) << outcome.error;
+    return outcome.out.substr(outcome.out.rfind("# "));
+  };
+  EXPECT_EQ(share("--set num_key_value_heads=9000000000000000000"),
+            "# 0.0 % of the model's 301989888 E parameters, counted from its config\n");
+  EXPECT_THAT(share("--set num_key_value_heads=-8"), Not(HasSubstr("of the model's")));
+  EXPECT_THAT(share("--set hidden_size=2147483648 --set intermediate_size=1 "
+                    "--set vocab_size=1"),
+              HasSubstr("0.0 % of the model's 369 E parameters"));
+}
+
+TEST_F(OddInput, TheReportSaysHowManyTokensThereWere) {
+  write_small_model({1, 2, 3, 4});
+  write_tokens(std::vector<float>(5 * 16, 0.5F), 16);
+  const auto tokens = [&](const std::string& command) {
+    const Outcome outcome =
+        alone(command + " --model " + path("model") + " --json " + path("report.json"));
+    EXPECT_EQ(outcome.code, 0) << outcome.error;
+    return nlohmann::json::parse(content_of(path("report.json")))["options"]["tokens"];
+  };
+  const std::string input = " --input " + path("x.safetensors");
+  EXPECT_EQ(tokens("verify" + input), 5);
+  EXPECT_EQ(tokens("run --dry-run" + input), 5);
+  EXPECT_EQ(tokens("inspect" + input), 5);
+  EXPECT_EQ(tokens("verify --tokens 3"), 3);
+  EXPECT_EQ(tokens("verify"), 64);
+  EXPECT_EQ(tokens("inspect"), "none");
 }
 
 }  // namespace

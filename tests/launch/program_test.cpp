@@ -100,8 +100,8 @@ TEST_F(Program, APlanOfManyTokensTakesNoMemoryForThem) {
 
 TEST_F(Program, MoreTokensThanCanBeCountedOrHeldAreRefusedBeforeTheyAreMade) {
   const std::string tokens = "verify --tokens 2147483647 " + gpt2();
-  expect_one_complaint(alone(tokens + " --set n_embd=1099511627776 --set n_inner=1"), 64,
-                       "2147483647 tokens of 1099511627776 values");
+  expect_one_complaint(alone(tokens + " --set n_embd=2147483648 --set n_inner=1"), 64,
+                       "2147483647 tokens of 2147483648 values");
   expect_one_complaint(on_ranks(2, tokens + " --set n_embd=1048576 --set n_inner=1"), 71,
                        "18014398501093376 bytes (this machine has");
 }
