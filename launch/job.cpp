@@ -385,6 +385,10 @@ Report Job::report() const {
   resolved.layers = layers_;
   resolved.dtype = dtype_;
   if (resolved.tp == 0) resolved.tp = grid_->tp().size();
+  const bool given = options_.tokens_given || !options_.input.empty();
+  const bool without = options_.command == Command::kMakeModel ||
+                       (options_.command == Command::kInspect && !given && !options_.dry_run);
+  resolved.tokens = without ? 0 : token_count(config_.hidden_size);
   report.options(resolved.echo());
   report.fact("gatefold", GATEFOLD_VERSION);
   report.fact("model",

@@ -239,7 +239,7 @@ std::vector<OptionRow> model_rows() {
     return o.layers.empty() ? "default" : layer_text(o.layers);
   };
   rows.push_back(number_row(row("--tokens", "N", "seeded tokens (64)", kWithTokens),
-                            &Options::tokens, {1, kMaxTokens}));
+                            &Options::tokens, {1, kMaxTokens}, "none"));
   rows.back().set = [set = rows.back().set](Options& o, std::string_view name,
                                             std::string_view value) {
     set(o, name, value);
