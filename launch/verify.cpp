@@ -83,10 +83,12 @@ class LayerCheck {
 
   void run_distributed();
   void run_one_device();
-  Comparison compare_bits() const;
-  Comparison compare_float64() const;
+  Comparison compare_bits();
+  Comparison compare_float64();
   /// Elements of y, on any rank, that are NaN.
-  Comparison find_nan() const;
+  Comparison find_nan();
+  /// Elements of y, on any rank, that failed any check: each once. Collective.
+  std::int64_t wrong_values() const;
   std::int64_t sampled_tokens() const { return static_cast<std::int64_t>(sample().size()); }
 
  private:
@@ -94,6 +96,10 @@ class LayerCheck {
   std::vector<float> rows_as_float(const std::vector<std::int64_t>& rows) const;
   const std::byte* own_row(std::int64_t token) const {
     return own_y_.data() + (token - own_.begin) * batch_.row_bytes();
+  }
+  /// Marks this rank's element (t, c) as wrong.
+  void mark(std::int64_t t, std::int64_t c) {
+    wrong_[static_cast<std::size_t>((t - own_.begin) * batch_.hidden + c)] = true;
   }
   /// The same on all ranks: counts added, the worst kept, the first place in token order.
   Comparison agreed(const Comparison& mine) const;
@@ -105,6 +111,7 @@ class LayerCheck {
   KernelChoice kernel_;
   std::vector<std::byte> own_y_;       // this rank's copy of its group's rows
   std::vector<std::byte> one_device_;  // [tokens, H]
+  std::vector<bool> wrong_;            // [own tokens, H]
 };
 
 void LayerCheck::run_distributed() {
@@ -126,7 +133,10 @@ void LayerCheck::run_distributed() {
   });
   world.progress().enter("the distributed forward pass");
   pass->forward(*mlp);
-  run_agreed(world, [&] { own_y_ = pass->y(); });
+  run_agreed(world, [&] {
+    own_y_ = pass->y();
+    wrong_.assign(static_cast<std::size_t>(own_.size() * batch_.hidden), false);
+  });
   if (job_.seams().after_forward) job_.seams().after_forward(own_y_, world.rank(), world.size());
 }
 
@@ -164,8 +174,15 @@ Comparison LayerCheck::agreed(const Comparison& mine) const {
   return total;
 }
 
-Comparison LayerCheck::compare_bits() const {
+std::int64_t LayerCheck::wrong_values() const {
   Comparison mine;
+  mine.wrong = std::ranges::count(wrong_, true);
+  return agreed(mine).wrong;
+}
+
+Comparison LayerCheck::compare_bits() {
+  Comparison mine;
+  const bool allowed = job_.options().reduce == Reduce::kFast;
   const std::int64_t size = size_of(batch_.dtype);
   for (std::int64_t t = own_.begin; t < own_.end; ++t) {
     const std::byte* found = own_row(t);
@@ -174,6 +191,7 @@ Comparison LayerCheck::compare_bits() const {
       const std::int64_t bits = differing_bits(found + c * size, expected + c * size, size);
       if (bits == 0) continue;
       mine.bits += bits;
+      if (!allowed) mark(t, c);
       if (mine.wrong++ > 0) continue;
       mine.first = {t, c, job_.world().rank(), element(found, batch_.dtype, c),
                     element(expected, batch_.dtype, c)};
@@ -182,13 +200,16 @@ Comparison LayerCheck::compare_bits() const {
   return agreed(mine);
 }
 
-Comparison LayerCheck::find_nan() const {
+Comparison LayerCheck::find_nan() {
   Comparison mine;
   for (std::int64_t t = own_.begin; t < own_.end; ++t) {
     for (std::int64_t c = 0; c < batch_.hidden; ++c) {
       const double value = element(own_row(t), batch_.dtype, c);
-      if (!std::isnan(value) || mine.wrong++ > 0) continue;
-      mine.first = {t, c, job_.world().rank(), value, 0};
+      if (!std::isnan(value)) continue;
+      mark(t, c);
+      if (mine.wrong++ > 0) continue;
+      mine.first = {t, c, job_.world().rank(), value,
+                    element(one_device_.data() + t * batch_.row_bytes(), batch_.dtype, c)};
     }
   }
   return agreed(mine);
@@ -217,7 +238,7 @@ std::vector<float> LayerCheck::rows_as_float(const std::vector<std::int64_t>& ro
 }
 
 /// Rows are dealt over the ranks that hold them; each judges its own copy.
-Comparison LayerCheck::compare_float64() const {
+Comparison LayerCheck::compare_float64() {
   Communicator& world = job_.world();
   world.progress().enter("the float64 reference");
   std::vector<std::int64_t> rows;
@@ -244,23 +265,30 @@ Comparison LayerCheck::compare_float64() const {
         continue;
       }
       const bool same_infinity = std::isinf(found) && found == reference.y[i];
+      const bool both_nan = std::isnan(found) && std::isnan(reference.y[i]);  // find_nan() judges
       const bool unbounded = std::isinf(reference.bound[i]) && !std::isnan(found);
-      if (same_infinity || unbounded) continue;
+      if (same_infinity || both_nan || unbounded) continue;
       mine.worst =
           std::isnan(ratio) ? std::numeric_limits<double>::infinity() : std::max(mine.worst, ratio);
+      mark(t, c);
       if (mine.wrong++ == 0) mine.first = {t, c, world.rank(), found, reference.y[i]};
     }
   });
   return agreed(mine);
 }
 
+/// "1.5 instead of 2". A NaN's sign means nothing.
+std::string shown(const Spot& at) {
+  const auto text = [](double v) { return std::isnan(v) ? "NaN" : fmt::format("{:.9g}", v); };
+  if (std::isnan(at.found) && std::isnan(at.expected)) return "NaN, as on one device";
+  return fmt::format("{} instead of {}", text(at.found), text(at.expected));
+}
+
 void explain(Report& report, std::int64_t layer, const char* what, const Comparison& comparison) {
   if (comparison.wrong == 0) return;
   const Spot& at = comparison.first;
-  report.note(fmt::format(
-      "layer {}: {} in {} values, first at token {}, column {} on rank {}: {:.9g} "
-      "instead of {:.9g}",
-      layer, what, comparison.wrong, at.token, at.column, at.rank, at.found, at.expected));
+  report.note(fmt::format("layer {}: {} in {} values, first at token {}, column {} on rank {}: {}",
+                          layer, what, comparison.wrong, at.token, at.column, at.rank, shown(at)));
 }
 
 /// Checks one layer, adds its row; the number of wrong values.
@@ -275,8 +303,7 @@ std::int64_t check_layer(Job& job, std::int64_t layer, KernelNames& kernels, Rep
 
   const bool exact = job.options().reduce == Reduce::kExact;
   const std::int64_t tokens = check.batch().tokens;
-  const std::int64_t wrong =
-      (exact ? bits.wrong : 0) + nan.wrong + float64.wrong + (tokens == 0 ? 1 : 0);
+  const std::int64_t wrong = check.wrong_values();
   const FfnSpec& spec = check.spec();
   report.row({Cell::of(static_cast<double>(layer), fmt::format("{}", layer)),
               Cell::of(spec.gated() ? "dense, gated" : "dense, plain"),
@@ -292,7 +319,6 @@ std::int64_t check_layer(Job& job, std::int64_t layer, KernelNames& kernels, Rep
   explain(report, layer, exact ? "other bits than one device" : "(allowed) other bits", bits);
   explain(report, layer, "NaN", nan);
   explain(report, layer, "outside the float64 bound", float64);
-  if (tokens == 0) report.note(fmt::format("layer {}: no tokens (nothing was verified)", layer));
   return wrong;
 }
 

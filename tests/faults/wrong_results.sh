@@ -31,7 +31,7 @@ agreed "every rank adds the bias, $np ranks"       $np 1 "$wrong"              G
 agreed "ranks add their own sums only, $np ranks"  $np 1 "$wrong"              GATEFOLD_FAULT=sum_skipped "${real[@]}"
 agreed "sums are added twice, $np ranks"           $np 1 "$wrong"              GATEFOLD_FAULT=sum_twice "${real[@]}"
 agreed "rank 1's sums are dropped, $np ranks"      $np 1 "$wrong"              GATEFOLD_FAULT=one_rank_dropped:1 "${real[@]}"
-agreed "rank 1's y has a NaN, $np ranks"           $np 1 "NaN in|on rank 1"    GATEFOLD_FAULT=nan:1 "${real[@]}"
+agreed "rank 1's y has a NaN, $np ranks"           $np 1 "NaN in 2 values|on rank 1: NaN instead of|values : 2 FAILED" GATEFOLD_FAULT=nan:1 "${real[@]}"
 agreed "rank 1's y is zero, $np ranks"             $np 1 "$wrong|on rank 1"    GATEFOLD_FAULT=y_zero:1 "${real[@]}"
 agreed "the last y has one other bit, $np ranks"   $np 1 "$wrong|in 1 values|column 575 on rank $((np - 1))" GATEFOLD_FAULT=bit_flipped "${real[@]}"
 agreed "rank 1's self-check fails, $np ranks"      $np 0 "$right|plain|failed the self-check" GATEFOLD_FAULT=self_check:1 "${real[@]}"

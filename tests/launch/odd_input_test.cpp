@@ -1,4 +1,5 @@
 // What the program makes of input that is wrong, empty or unusual.
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "tests/launch/program_testing.h"
@@ -84,6 +85,35 @@ TEST_F(OddInput, TheReportSaysHowManyTokensThereWere) {
   EXPECT_EQ(tokens("verify --tokens 3"), 3);
   EXPECT_EQ(tokens("verify"), 64);
   EXPECT_EQ(tokens("inspect"), "none");
+}
+
+TEST_F(OddInput, ANanIsCountedOnceAndNamedAsSuch) {
+  write_small_model({1, 2, 3, 4});
+  std::vector<float> x(3 * 16, 0.5F);
+  x[16 + 5] = std::numeric_limits<float>::quiet_NaN();
+  write_tokens(x, 16);
+  const Outcome outcome =
+      alone("verify --quiet --model " + path("model") + " --input " + path("x.safetensors"));
+  EXPECT_EQ(outcome.code, 1) << outcome.error;
+  EXPECT_EQ(outcome.out,
+            "# layer 0: NaN in 16 values, first at token 1, column 0 on rank 0: NaN, as on one "
+            "device\n# Out of bounds values : 16 FAILED\n");
+}
+
+TEST_F(OddInput, AnIndexWithAWrongTotalSizeIsRightAllTheSameButShown) {
+  // transformers doesn't look at it either, and published indexes are known to be wrong.
+  write_small_model({1, 2, 3, 4});
+  const std::string mlp = "model.layers.0.mlp.";
+  nlohmann::json index = {{"metadata", {{"total_size", 5}}}};
+  for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+    index["weight_map"][mlp + name + ".weight"] = "model.safetensors";
+  }
+  std::ofstream(path("model/model.safetensors.index.json")) << index;
+  for (const std::string command : {"verify", "run", "inspect"}) {
+    const Outcome outcome = alone(command + " --model " + path("model"));
+    EXPECT_EQ(outcome.code, 0) << outcome.error;
+    EXPECT_THAT(outcome.out, HasSubstr("768 bytes where its index says 5"));
+  }
 }
 
 }  // namespace
