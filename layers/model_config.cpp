@@ -114,7 +114,8 @@ ConfigDocument::ConfigDocument(const std::string& path, const Overrides& overrid
   const auto inner = root_.find("text_config");
   nested_ = inner != root_.end() && !inner->is_null();
   if (nested_ && !inner->is_object()) {
-    fail("text_config", fmt::format("text_config is {} (not an object)", shown(*inner)));
+    fail("text_config", fmt::format("text_config is {} (not an object)", shown(*inner)),
+         "correct the file");
   }
   // The family decides which keys are known, so its own override comes first.
   for (const auto& [key, value] : overrides) {
@@ -165,7 +166,7 @@ void ConfigDocument::apply(const std::string& key, const std::string& value) {
   if (std::ranges::find(keys, key) == keys.end()) {
     throw Error(ExitCode::kUsage,
                 fmt::format("--set {}={}: no such field of {} models (it would have no effect); "
-                            "the fields that are read: {}",
+                            "leave it out, or set one of {}",
                             key, value, model_type_, joined(keys)));
   }
   text_object()[key] = parsed_value(value);
@@ -326,7 +327,9 @@ void check_legacy_activation(const ConfigDocument& document) {
   document.fail(key,
                 fmt::format("{} is \"{}\" without {} ({} layers read the latter, and use {} "
                             "where it is absent)",
-                            key, name, family.activation_key, document.model_type(), standard));
+                            key, name, family.activation_key, document.model_type(), standard),
+                fmt::format("write {} in the file, or --set {}={}", family.activation_key,
+                            family.activation_key, name));
 }
 
 Activation read_activation(const ConfigDocument& document, bool gated) {

@@ -454,7 +454,7 @@ TEST_F(ModelConfigTest, AnOverrideThatNothingReadsIsRefusedEvenWhereTheFileHasTh
         },
         key);
   };
-  refused(llama(), "rope_theta", "the fields that are read: model_type, vocab_size");
+  refused(llama(), "rope_theta", "set one of model_type, vocab_size");
   refused(llama(), "activation", "no such field of llama models");
   Json gemma = llama();
   gemma["model_type"] = "gemma3_text";
@@ -470,6 +470,8 @@ TEST_F(ModelConfigTest, ALadderNamesItsActivationItself) {
   expect_error(ExitCode::kData, "hidden_act is \"relu\" without activation", [&] { read(ladder); });
   ladder["hidden_act"] = "gelu";
   expect_error(ExitCode::kData, "hidden_act is \"gelu\" without activation", [&] { read(ladder); });
+  expect_error(ExitCode::kData, "or --set activation=gelu", [&] { read(ladder); });
+  EXPECT_NO_THROW(read(ladder, {{"activation", "gelu"}}));
   ladder["hidden_act"] = "silu";
   EXPECT_EQ(read(ladder).activation.kind, ActivationKind::kSilu) << "as without it";
   ladder["hidden_act"] = "gelu";
