@@ -332,12 +332,26 @@ void check_legacy_activation(const ConfigDocument& document) {
                             family.activation_key, name));
 }
 
+// A clamp that the activation doesn't have would be dropped in silence.
+void refuse_clamps(const ConfigDocument& document, const std::string& activation) {
+  for (const auto key : {document.family().clamp_limit_key, document.family().clamp_alpha_key}) {
+    if (key.empty() || !document.has(key)) continue;
+    document.fail(key,
+                  fmt::format("{} is there with {} \"{}\" (only clamped_swiglu has it)", key,
+                              document.family().activation_key, activation),
+                  "leave one out");
+  }
+}
+
 Activation read_activation(const ConfigDocument& document, bool gated) {
   const std::string_view key = document.family().activation_key;
   check_legacy_activation(document);
   const std::string name = document.string(key, document.family().default_activation);
   Activation activation{.kind = activation_kind(document, key, name), .gated = gated};
-  if (activation.kind != ActivationKind::kClampedSwiglu) return activation;
+  if (activation.kind != ActivationKind::kClampedSwiglu) {
+    refuse_clamps(document, name);
+    return activation;
+  }
   if (!gated) {
     document.fail(key, fmt::format("{} is \"{}\" in a layer without a gate (it clamps gate and up)",
                                    key, name));

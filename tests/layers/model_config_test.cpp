@@ -495,6 +495,8 @@ TEST_F(ModelConfigTest, BadLadderConfigsAreRefused) {
   expect_bad({{"gated", true}, {"activation", "clamped_swiglu"}, {"swiglu_limit", 1e200}},
              "swiglu_limit is 1e+200");
   expect_bad({{"activation", "relu"}, {"swish_beta", true}}, "isn't silu");
+  expect_bad({{"gated", true}, {"swiglu_limit", 7}}, "swiglu_limit is there with activation");
+  expect_bad({{"gated", true}, {"swiglu_alpha", 2}}, "only clamped_swiglu has it");
   expect_bad({{"swish_beta", 1.5}}, "swish_beta is 1.5");
 }
 
