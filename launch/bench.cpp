@@ -395,11 +395,15 @@ void LayerBench::add_rows(Report& report) const {
     const double one = median(one_gemm_seconds_);
     const double two = median(two_gemm_seconds_);
     const double fast = median(find(Reduce::kFast, job_.world().size() > 1)->seconds);
-    const double plain = fast - std::max(0.0, one - two);
+    // The whole pass took less than its own GEMM: noise, and no ratio.
+    const std::string ratio =
+        fast <= one
+            ? "-"
+            : fmt::format("{:.3f}", median(alone->seconds) / (fast - std::max(0.0, one - two)));
     report.note(
         fmt::format("layer {}: gate and up as one plain GEMM {:.1f} us, as two {:.1f} us; exact / "
-                    "best plain on one rank {:.3f}",
-                    layer_, one * 1e6, two * 1e6, median(alone->seconds) / plain));
+                    "best plain on one rank {}",
+                    layer_, one * 1e6, two * 1e6, ratio));
   }
   if (!tree_seconds_.empty()) {
     const auto sum_bytes = static_cast<double>(own_.size() * spec_.hidden_size * 4);

@@ -17,6 +17,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/error.h"
 #include "runtime/hash.h"
+#include "runtime/quoted_name.h"
 #include "runtime/safetensors.h"
 
 namespace gatefold {
@@ -204,11 +205,10 @@ void Job::read_config() {
     }
     for (const std::int64_t layer : layers_) {
       if (layer < config_.num_layers) continue;
-      throw Error(
-          ExitCode::kUsage,
-          fmt::format("--layers {} is beyond the model's {} layers (they count from 0); use "
-                      "0-{}",
-                      layer, config_.num_layers, config_.num_layers - 1));
+      throw Error(ExitCode::kUsage,
+                  fmt::format("--layers {} is beyond the model's {} (they count from 0); use "
+                              "0-{}",
+                              layer, counted(config_.num_layers, "layer"), config_.num_layers - 1));
     }
   });
   require_equal(*world_, "a config.json with hash",
@@ -404,7 +404,7 @@ Report Job::report() const {
                                                     name_of(dtype_), name_of(kept)));
   report.fact("gemm", device_->library());
   report.fact("comm", world_->description());
-  const std::string exact = fmt::format("exact, {} blocks", options_.blocks);
+  const std::string exact = fmt::format("exact, {}", counted(options_.blocks, "block"));
   const std::string fast = "fast: whole GEMMs and the library's all-reduce";
   if (options_.command == Command::kBench) {
     report.fact("reduce", exact + "; " + fast);
@@ -430,7 +430,7 @@ void Job::add_places(Report& report) const {
   all_gather<Spot>(*world_, spots);
   for (std::size_t r = 0; r < spots.size(); ++r) {
     report.fact(fmt::format("rank {}", r),
-                fmt::format("{}, {} usable cores", spots[r].host, spots[r].cores));
+                fmt::format("{}, {}", spots[r].host, counted(spots[r].cores, "usable core")));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "parallel/agreement.h"
 #include "runtime/error.h"
 #include "runtime/output_file.h"
+#include "runtime/quoted_name.h"
 #include "runtime/safetensors.h"
 
 namespace gatefold {
@@ -98,9 +99,9 @@ std::vector<Shard> make_shards(std::vector<NamedTensor> tensors, std::int64_t co
   const auto left = [&](std::size_t i) { return static_cast<std::int64_t>(tensors.size() - i); };
   if (count > left(0)) {
     throw Error(ExitCode::kUsage,
-                fmt::format("--shards {} is more than {} tensors (a file holds whole tensors); use "
+                fmt::format("--shards {} is more than {} (a file holds whole tensors); use "
                             "--shards {} or less",
-                            count, tensors.size(), tensors.size()));
+                            count, counted(left(0), "tensor"), tensors.size()));
   }
   std::int64_t rest = 0;
   for (const NamedTensor& tensor : tensors) rest += tensor.bytes;
@@ -192,24 +193,24 @@ void write_model(const Job& job, const std::vector<Shard>& shards,
 
 void describe(const Job& job, const std::vector<Shard>& shards, Report& report) {
   report.columns({{"file", "", "file"}, {"tensors", "", "tensors"}, {"size", "B", "bytes"}});
-  std::size_t tensors = 0;
+  std::int64_t tensors = 0;
   std::int64_t bytes = 0;
   for (const Shard& shard : shards) {
     report.row({Cell::of(shard.file),
                 Cell::of(static_cast<double>(shard.tensors.size()),
                          fmt::format("{}", shard.tensors.size())),
                 Cell::of(static_cast<double>(shard.bytes), fmt::format("{}", shard.bytes))});
-    tensors += shard.tensors.size();
+    tensors += static_cast<std::int64_t>(shard.tensors.size());
     bytes += shard.bytes;
   }
-  const std::size_t layers = job.layers().size();
-  report.note(fmt::format("{}{}: {} tensors of {} layers, {} of {}",
-                          job.options().dry_run ? "dry run, nothing is written to " : "",
-                          job.options().output, tensors, layers,
-                          human(static_cast<double>(bytes), "B"), name_of(job.dtype())));
+  const auto layers = static_cast<std::int64_t>(job.layers().size());
+  report.note(fmt::format(
+      "{}{}: {} of {}, {} of {}", job.options().dry_run ? "dry run, nothing is written to " : "",
+      job.options().output, counted(tensors, "tensor"), counted(layers, "layer"),
+      human(static_cast<double>(bytes), "B"), name_of(job.dtype())));
   if (!job.options().layers.empty()) {
-    report.note(
-        fmt::format("its config names {} layers: read it with --layers", job.config().num_layers));
+    report.note(fmt::format("its config names {}: read it with --layers",
+                            counted(job.config().num_layers, "layer")));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "runtime/output_file.h"
+#include "runtime/quoted_name.h"
 
 namespace gatefold {
 namespace {
@@ -54,7 +55,9 @@ std::string csv_value(const Cell& cell) {
   return fmt::format("{}", cell.number);
 }
 
-std::string comment(const std::string& text) { return text.empty() ? "#\n" : "# " + text + '\n'; }
+std::string comment(const std::string& text) {
+  return text.empty() ? "#\n" : "# " + printable(text) + '\n';
+}
 
 }  // namespace
 
@@ -102,7 +105,7 @@ std::string Report::table() const {
   const auto line = [&](char first, const auto& cell) {
     std::string text(1, first);
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      text += (c == 0 ? " " : "  ") + right_aligned(cell(c), widths[c]);
+      text += (c == 0 ? " " : "  ") + right_aligned(printable(cell(c)), widths[c]);
     }
     text.erase(text.find_last_not_of(' ') + 1);
     return text + '\n';

@@ -8,6 +8,7 @@
 #include "launch/job.h"
 #include "parallel/agreement.h"
 #include "runtime/error.h"
+#include "runtime/quoted_name.h"
 #include "runtime/safetensors.h"
 
 namespace gatefold {
@@ -172,8 +173,10 @@ void add_notes(Report& report, const Job& job, const TokenBatch& batch, const Re
   if (!job.options().ablate.empty()) {
     float largest = 0;
     for (const float d : result.delta) largest = std::max(largest, std::abs(d));
-    report.note(fmt::format("{} hidden channels set to 0: largest |delta| {:.6g}",
-                            job.options().ablate.size(), largest));
+    report.note(fmt::format(
+        "{} set to 0: largest |delta| {:.6g}",
+        counted(static_cast<std::int64_t>(job.options().ablate.size()), "hidden channel"),
+        largest));
   }
   if (statistics.nan_rows > 0) {
     report.note(fmt::format(
@@ -199,11 +202,11 @@ void add_row(Report& report, const Job& job, const TokenBatch& batch, const Resu
 void check_channels(const std::vector<std::int64_t>& channels, const FfnSpec& spec) {
   for (const std::int64_t channel : channels) {
     if (channel < spec.intermediate_size) continue;
-    throw Error(
-        ExitCode::kUsage,
-        fmt::format("--ablate {} is beyond the {} hidden channels of layer {} (they count "
-                    "from 0); use 0 to {}",
-                    channel, spec.intermediate_size, spec.layer, spec.intermediate_size - 1));
+    throw Error(ExitCode::kUsage,
+                fmt::format("--ablate {} is beyond the {} of layer {} (they count "
+                            "from 0); use 0 to {}",
+                            channel, counted(spec.intermediate_size, "hidden channel"), spec.layer,
+                            spec.intermediate_size - 1));
   }
 }
 

@@ -138,9 +138,10 @@ std::optional<TensorInfo> SeededSource::find(const std::string& name) const {
 const SeededSource::Entry& SeededSource::entry(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
-    throw Error(ExitCode::kData, fmt::format("{}: no tensor {} (the config has none of this name); "
-                                             "check the layer",
-                                             description(), name));
+    throw Error(ExitCode::kData,
+                fmt::format("weights of {}: no tensor {} (the config has none of this name); "
+                            "check the layer",
+                            description(), name));
   }
   return found->second;
 }
@@ -149,11 +150,12 @@ void SeededSource::read(const std::string& name, Range rows, Range cols, std::by
   const Entry& tensor = entry(name);
   const auto [all_rows, all_cols] = as_matrix(tensor.info.shape);
   if (!inside(rows, all_rows) || !inside(cols, all_cols)) {
-    throw Error(ExitCode::kData,
-                fmt::format("{}: {} has no rows {} to {}, columns {} to {} (it is {} x {}); check "
-                            "the shard",
-                            description(), name, rows.begin, rows.end, cols.begin, cols.end,
-                            all_rows, all_cols));
+    throw Error(
+        ExitCode::kData,
+        fmt::format(
+            "weights of {}: {} has no rows {} to {}, columns {} to {} (it is {} x {}); check "
+            "the shard",
+            description(), name, rows.begin, rows.end, cols.begin, cols.end, all_rows, all_cols));
   }
   const Stream stream{.key = stream_key(seed_, name), .scale = tensor.scale};
   if (tensor.offset != 0.0F) {
@@ -174,7 +176,7 @@ void SeededSource::read(const std::string& name, Range rows, Range cols, std::by
   }
 }
 
-std::string SeededSource::description() const { return fmt::format("weights of seed {}", seed_); }
+std::string SeededSource::description() const { return fmt::format("seed {}", seed_); }
 
 std::vector<std::pair<std::string, TensorInfo>> SeededSource::layer_tensors(
     std::int64_t layer) const {

@@ -306,8 +306,9 @@ void Checkpoint::read(const std::string& name, Range rows, Range cols, std::byte
 }
 
 std::string Checkpoint::description() const {
-  return fmt::format("{} ({} tensors in {} file{}{})", directory_, tensor_file_.size(),
-                     files_.size(), files_.size() == 1 ? "" : "s", size_note_);
+  const auto count = [](std::size_t n) { return static_cast<std::int64_t>(n); };
+  return fmt::format("{} ({} in {}{})", directory_, counted(count(tensor_file_.size()), "tensor"),
+                     counted(count(files_.size()), "file"), size_note_);
 }
 
 std::uint64_t Checkpoint::header_hash() const {

@@ -210,7 +210,7 @@ TEST_F(CheckpointDirectory, TheIndexComesBeforeASingleFile) {
   put_shard("model.safetensors", {"z"});
   EXPECT_EQ(Checkpoint(directory()).find("z"), std::nullopt);
   fs::remove(path(kIndex));
-  EXPECT_THAT(Checkpoint(directory()).description(), HasSubstr("(1 tensors in 1 file)"));
+  EXPECT_THAT(Checkpoint(directory()).description(), HasSubstr("(1 tensor in 1 file)"));
 }
 
 TEST_F(CheckpointDirectory, FilesMayBeSymbolicLinks) {
@@ -230,7 +230,7 @@ TEST_F(CheckpointDirectory, AnIndexNeedsNoMetadata) {
     SCOPED_TRACE(metadata);
     put_shard("s.safetensors", {"a"});
     put(fmt::format(R"({{{}"weight_map":{{"a":"s.safetensors"}}}})", metadata), kIndex);
-    EXPECT_THAT(Checkpoint(directory()).description(), HasSubstr("(1 tensors in 1 file)"));
+    EXPECT_THAT(Checkpoint(directory()).description(), HasSubstr("(1 tensor in 1 file)"));
   }
 }
 
@@ -417,7 +417,7 @@ TEST_F(CheckpointDirectory, DirectoriesWithoutAModelAreNoInput) {
 
 TEST_F(CheckpointDirectory, SeveralFilesNeedAnIndexOrTheUsualName) {
   put_shard("one.safetensors", {"a"});
-  EXPECT_THAT(Checkpoint(directory()).description(), HasSubstr("(1 tensors in 1 file)"));
+  EXPECT_THAT(Checkpoint(directory()).description(), HasSubstr("(1 tensor in 1 file)"));
   put_shard("two.safetensors", {"b"});
   EXPECT_THAT(refused(ExitCode::kData),
               AllOf(HasSubstr("2 *.safetensors files"), HasSubstr("add the index")));

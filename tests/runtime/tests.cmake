@@ -1,5 +1,6 @@
 gatefold_test(dtype SOURCES runtime/dtype_test.cpp)
 gatefold_test(hash SOURCES runtime/hash_test.cpp)
+gatefold_test(quoted_name SOURCES runtime/quoted_name_test.cpp)
 gatefold_test(output_file SOURCES runtime/output_file_test.cpp runtime/file_testing.cpp)
 gatefold_test(json_file SOURCES runtime/json_file_test.cpp runtime/file_testing.cpp)
 gatefold_test(activation SOURCES runtime/activation_test.cpp LABELS exact)
