@@ -2,70 +2,26 @@
 
 #include <fmt/format.h>
 #include <mpi.h>
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <mutex>
 #include <thread>
 
 #include "parallel/mpi_check.h"
 #include "parallel/mpi_interop.h"
 #include "runtime/error.h"
 #include "runtime/output_file.h"
+#include "runtime/quoted_name.h"
 
 namespace gatefold {
-namespace {
-
-// A signal handler gets no argument, so what it prints must be reachable from here.
-const Progress* signal_progress = nullptr;
-int signal_rank = 0;
-
-/// A line put together without allocation, for a signal handler; what doesn't fit is left out.
-class SignalLine {
- public:
-  void add(const char* text) {
-    while (*text != '\0' && size_ < sizeof(text_)) text_[size_++] = *text++;
-  }
-  void add(int number) {
-    char digits[16] = "";
-    char* at = digits + sizeof(digits) - 1;
-    do {
-      *--at = static_cast<char>('0' + number % 10);
-      number /= 10;
-    } while (number != 0);
-    add(at);
-  }
-  void write_out() const {
-    [[maybe_unused]] const auto written = write(STDERR_FILENO, text_, size_);
-  }
-
- private:
-  char text_[160];
-  std::size_t size_ = 0;
-};
-
-/// Async-signal-safe. One write, so that the lines of several ranks don't mix.
-void on_terminate(int) {
-  SignalLine line;
-  line.add("[rank ");
-  line.add(signal_rank);
-  line.add("] terminated while in: ");
-  line.add(signal_progress != nullptr ? signal_progress->phase() : "start");
-  line.add("\n");
-  line.write_out();
-  remove_temporaries();
-  _exit(static_cast<int>(ExitCode::kTerminated));
-}
-
-}  // namespace
 
 void print_error(const std::string& line) noexcept {
-  std::fputs((line + '\n').c_str(), stderr);
+  std::fputs((printable(line) + '\n').c_str(), stderr);
   std::fflush(stderr);
 }
 
@@ -87,35 +43,48 @@ int launched_rank() {
 
 namespace {
 
-/// While it lives, SIGTERM ends the process with a line that says what it was doing.
-class TerminateHandler {
+/// Nobody else's: it tells the watchdog to stop.
+const int kStopSignal = SIGRTMAX;
+
+/// What asks a program to end. Not what it was started to ignore, by nohup or a shell's &.
+sigset_t watched_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, kStopSignal);
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&signals, signal);
+  }
+  return signals;
+}
+
+/// While it lives, neither this thread nor those that it starts are interrupted by `signals`.
+class BlockedSignals {
  public:
-  TerminateHandler(const Progress& progress, int rank) {
-    signal_progress = &progress;
-    signal_rank = rank;
-    std::signal(SIGTERM, on_terminate);
+  explicit BlockedSignals(const sigset_t& signals) {
+    pthread_sigmask(SIG_BLOCK, &signals, &before_);
   }
-  ~TerminateHandler() {
-    std::signal(SIGTERM, SIG_DFL);
-    signal_progress = nullptr;
-  }
-  TerminateHandler(const TerminateHandler&) = delete;
-  TerminateHandler& operator=(const TerminateHandler&) = delete;
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_{};
 };
 
-/// Ends the job when `progress` stands still. A wait of the communicator gives up by itself at the
-/// timeout, with a better message; this is for everything else that can hang: MPI's start and end,
-/// and its own collectives.
+/// Ends the process on a signal, and the job when `progress` stands still. A wait of the
+/// communicator gives up by itself at the timeout, with a better message; this is for everything
+/// else that can hang: MPI's start and end, and its own collectives.
+/// A thread and not a signal handler, because a handler waits for a write or fsync of the thread
+/// that it interrupts, and mpirun gives a rank one second until it kills it.
 class Watchdog {
  public:
-  Watchdog(const Progress& progress, int rank, double timeout_seconds)
+  Watchdog(const Progress& progress, const std::atomic<int>& rank, double timeout_seconds)
       : progress_(progress), rank_(rank), timeout_(timeout_seconds), thread_([this] { watch(); }) {}
   ~Watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    stop_changed_.notify_all();
+    stop_ = true;
+    pthread_kill(thread_.native_handle(), kStopSignal);
     thread_.join();
   }
   Watchdog(const Watchdog&) = delete;
@@ -123,24 +92,28 @@ class Watchdog {
 
  private:
   void watch();
+  [[noreturn]] void end_process(int signal) const;
   [[noreturn]] void end_job() const;
 
   const Progress& progress_;
-  int rank_;
+  const std::atomic<int>& rank_;
   double timeout_;
-  std::mutex mutex_;
-  std::condition_variable stop_changed_;
-  bool stop_ = false;
+  std::atomic<bool> stop_ = false;
+  const sigset_t signals_ = watched_signals();
+  const BlockedSignals blocked_{signals_};
   std::thread thread_;  // last: it uses all of the above
 };
 
 void Watchdog::watch() {
   using Clock = std::chrono::steady_clock;
+  constexpr timespec kStep{0, 200'000'000};
   const std::chrono::duration<double> patience(timeout_ + 2);
   auto last_change = Clock::now();
   std::uint64_t last_ticks = progress_.ticks();
-  std::unique_lock lock(mutex_);
-  while (!stop_changed_.wait_for(lock, std::chrono::milliseconds(200), [this] { return stop_; })) {
+  for (;;) {
+    const int signal = sigtimedwait(&signals_, nullptr, &kStep);
+    if (stop_) return;
+    if (signal > 0 && signal != kStopSignal) end_process(signal);
     if (progress_.ticks() != last_ticks) {
       last_ticks = progress_.ticks();
       last_change = Clock::now();
@@ -150,23 +123,33 @@ void Watchdog::watch() {
   }
 }
 
+void Watchdog::end_process(int signal) const {
+  remove_temporaries();
+  const char* what = signal == SIGHUP ? "hung up" : signal == SIGINT ? "interrupted" : "terminated";
+  print_error(fmt::format("[rank {}] {} while in: {}", rank_.load(), what, progress_.phase()));
+  // mpirun gives its ranks a second, but kills all once the first has ended: let those that have
+  // more to remove be done.
+  if (launched_processes() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  _exit(kSignalled + signal);
+}
+
 void Watchdog::end_job() const {
   print_error(
       fmt::format("[rank {}] gatefold: no progress for {} s in {} (a peer is lost or stuck); "
                   "ending the job",
-                  rank_, timeout_, progress_.phase()));
+                  rank_.load(), timeout_, progress_.phase()));
   Session::abort_job(static_cast<int>(ExitCode::kTimeout));
 }
 
 }  // namespace
 
 struct Session::State {
-  State(int rank, double timeout_seconds)
-      : timeout(timeout_seconds), handler(progress, rank), watchdog(progress, rank, timeout) {}
+  State(int launched, double timeout_seconds)
+      : timeout(timeout_seconds), rank(launched), watchdog(progress, rank, timeout) {}
 
   double timeout;
   Progress progress;
-  TerminateHandler handler;
+  std::atomic<int> rank;
   Watchdog watchdog;
   std::unique_ptr<Communicator> world;
 };
@@ -178,7 +161,7 @@ Session::Session(int* argc, char*** argv, double timeout_seconds)
   check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   int rank = 0;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-  signal_rank = rank;
+  state_->rank = rank;
   if (provided < MPI_THREAD_MULTIPLE && rank == 0) {
     // The watchdog's MPI_Abort is then outside MPI's promises, but better than a hang.
     print_error("gatefold: MPI offers no MPI_THREAD_MULTIPLE; the watchdog may fail");

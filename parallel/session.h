@@ -8,9 +8,9 @@
 namespace gatefold {
 
 /// MPI for the length of a program: initialises it, watches over it, finalises it.
-/// From its start to the end of MPI, SIGTERM prints the phase and ends the process with 143, and a
-/// watchdog thread ends the job with 75 when this rank makes no progress for longer than the
-/// timeout.
+/// From its start to the end of MPI, a watchdog thread ends the process at SIGHUP, SIGINT or
+/// SIGTERM with the phase on standard error and 128 + the signal's number, and the job with 75 when
+/// this rank makes no progress for longer than the timeout.
 class Session {
  public:
   /// Throws Error 70 where MPI can't be started.
@@ -36,8 +36,8 @@ class Session {
   std::unique_ptr<State> state_;
 };
 
-/// Prints one line to standard error. A closed or full stream must not turn an error into another
-/// one, so nothing is thrown and nothing checked.
+/// Prints one printable line to standard error. A closed or full stream must not turn an error into
+/// another one, so nothing is thrown and nothing checked.
 void print_error(const std::string& line) noexcept;
 
 /// How many processes the launcher started, by the environment; 0 if it doesn't say. The first set

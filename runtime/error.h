@@ -17,8 +17,10 @@ enum class ExitCode : int {
   kOutOfMemory = 71,
   kOutput = 74,
   kTimeout = 75,  // deadline passed, or a peer was lost
-  kTerminated = 143,
 };
+
+/// Plus a signal's number: what a process ends with that a signal ended, as shells have it.
+constexpr int kSignalled = 128;
 
 /// The one exception type. Message grammar: problem (why it is one); what to do.
 class Error : public std::runtime_error {

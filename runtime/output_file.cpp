@@ -5,12 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "runtime/error.h"
@@ -20,112 +19,117 @@ namespace {
 
 namespace fs = std::filesystem;
 
-enum class SlotState : int { kFree, kTaken, kFile, kDirectory };
+constinit std::mutex temporaries_mutex;
 
-struct Slot {
-  std::atomic<SlotState> state{SlotState::kFree};
-  std::array<char, 1024> path{};
-};
-static_assert(std::atomic<SlotState>::is_always_lock_free, "a signal handler reads it");
-
-// Static, because a signal handler gets no argument and may not allocate. A model has a few hundred
-// files at most.
-constinit std::array<Slot, 1024> slots{};
-
-int take_slot(const std::string& path, TemporaryKind kind) {
-  if (path.size() >= slots[0].path.size()) return -1;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    SlotState expected = SlotState::kFree;
-    if (!slots[i].state.compare_exchange_strong(expected, SlotState::kTaken)) continue;
-    *std::copy(path.begin(), path.end(), slots[i].path.begin()) = '\0';
-    slots[i].state = kind == TemporaryKind::kFile ? SlotState::kFile : SlotState::kDirectory;
-    return static_cast<int>(i);
-  }
-  return -1;
+/// All of the process, files before directories. Never destroyed, since any thread may end it.
+std::set<std::pair<TemporaryKind, std::string>>& temporaries() {
+  static auto* const all = new std::set<std::pair<TemporaryKind, std::string>>;
+  return *all;
 }
 
-void free_slot(int slot) noexcept {
-  if (slot >= 0) slots[static_cast<std::size_t>(slot)].state = SlotState::kFree;
+void remove(const std::string& path, TemporaryKind kind) noexcept {
+  if (kind == TemporaryKind::kFile) {
+    ::unlink(path.c_str());
+  } else {
+    ::rmdir(path.c_str());
+  }
+}
+
+/// What it is, where only a regular file can be replaced.
+std::string_view kind_of(fs::file_type type) {
+  switch (type) {
+    case fs::file_type::directory: return "a directory";
+    case fs::file_type::fifo: return "a pipe";
+    case fs::file_type::socket: return "a socket";
+    default: return "a device";
+  }
 }
 
 /// Where a rename must go so that a symbolic link stays; refuses what it would destroy.
 std::string rename_target(const std::string& path) {
   if (fs::path(path).filename().empty()) fail_output(path, "not a file name");
   std::error_code error;
-  std::string target = path;
-  if (fs::is_symlink(fs::symlink_status(path, error))) {
-    target = fs::canonical(path, error).string();
-    if (error) fail_output(path, "a symbolic link to nowhere: " + error.message());
+  const fs::file_status status = fs::status(path, error);
+  const bool missing = status.type() == fs::file_type::not_found;
+  if (!missing && !fs::status_known(status)) fail_output(path, error.message());
+  if (!missing && !fs::is_regular_file(status)) {
+    fail_output(path,
+                fmt::format("it is {}, and a finished file takes the place of a regular one",
+                            kind_of(status.type())),
+                "name a file");
   }
-  const fs::file_status status = fs::status(target, error);
-  if (status.type() == fs::file_type::not_found) return target;
-  if (!fs::status_known(status)) fail_output(path, error.message());
-  if (!fs::is_regular_file(status)) {
-    fail_output(path, "a directory, device or pipe: only a regular file is replaced");
-  }
+  if (!fs::is_symlink(fs::symlink_status(path, error))) return path;
+  const std::string target = fs::canonical(path, error).string();
+  if (error) fail_output(path, "a symbolic link to nowhere: " + error.message());
   return target;
 }
 
-/// The descriptor, or 0 for a directory; -1 with errno.
-int make(const std::string& path, TemporaryKind kind) {
-  if (kind == TemporaryKind::kDirectory) return ::mkdir(path.c_str(), 0777);
-  return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+struct Made {
+  int fd;     // -1 for a directory
+  int error;  // errno, or 0
+};
+
+/// Makes it and remembers it at once, so that there is no moment in which nobody would remove it.
+Made make(const std::string& path, TemporaryKind kind) {
+  const std::lock_guard lock(temporaries_mutex);
+  Made made{-1, 0};
+  if (kind == TemporaryKind::kDirectory) {
+    if (::mkdir(path.c_str(), 0777) != 0) made.error = errno;
+  } else {
+    made.fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (made.fd < 0) made.error = errno;
+  }
+  if (made.error == 0) temporaries().emplace(kind, path);
+  return made;
 }
 
 }  // namespace
 
 TemporaryPath::TemporaryPath(std::string path, TemporaryKind kind)
-    : path_(std::move(path)), kind_(kind), slot_(take_slot(path_, kind)) {}
+    : path_(std::move(path)), kind_(kind) {
+  const std::lock_guard lock(temporaries_mutex);
+  temporaries().emplace(kind_, path_);
+}
 
 TemporaryPath::~TemporaryPath() {
   if (path_.empty()) return;
-  if (kind_ == TemporaryKind::kFile) {
-    ::unlink(path_.c_str());
-  } else {
-    ::rmdir(path_.c_str());
-  }
-  free_slot(slot_);
+  remove(path_, kind_);
+  release();
 }
 
 TemporaryPath::TemporaryPath(TemporaryPath&& other) noexcept
-    : path_(std::exchange(other.path_, {})),
-      kind_(other.kind_),
-      slot_(std::exchange(other.slot_, -1)) {}
+    : path_(std::exchange(other.path_, {})), kind_(other.kind_) {}
 
 TemporaryPath& TemporaryPath::operator=(TemporaryPath&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(kind_, other.kind_);
-  std::swap(slot_, other.slot_);
   return *this;
 }
 
 void TemporaryPath::release() noexcept {
-  path_.clear();
-  free_slot(std::exchange(slot_, -1));
+  const std::lock_guard lock(temporaries_mutex);
+  temporaries().erase({kind_, std::exchange(path_, {})});
 }
 
 void remove_temporaries() noexcept {
-  for (const Slot& slot : slots) {
-    if (slot.state == SlotState::kFile) ::unlink(slot.path.data());
-  }
-  for (const Slot& slot : slots) {
-    if (slot.state == SlotState::kDirectory) ::rmdir(slot.path.data());
-  }
+  temporaries_mutex.lock();  // for good: nothing must be made after this
+  for (const auto& [kind, path] : temporaries()) remove(path, kind);
 }
 
 Temporary make_temporary(const std::string& target, TemporaryKind kind) {
+  // A rename asks for no right to what it replaces.
+  if (::faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) != 0 && errno != ENOENT &&
+      errno != ENOTDIR) {
+    fail_output(target, errno_text(errno), "choose another path or make it writable");
+  }
   const fs::path folder = fs::path(target).parent_path();
   // A name can be taken by a process of the same number on another node, or one that was killed.
   for (int attempt = 0; attempt < 1000; ++attempt) {
     const std::string name =
         (folder / fmt::format(".gatefold-{}-{}.tmp", ::getpid(), attempt)).string();
-    struct stat status {};
-    if (::lstat(name.c_str(), &status) == 0) continue;
-    TemporaryPath path(name, kind);
-    const int fd = make(name, kind);
-    if (fd >= 0) return {std::move(path), FileDescriptor(kind == TemporaryKind::kFile ? fd : -1)};
-    path.release();  // not made here, so not to be removed
-    if (errno != EEXIST) fail_output(target, errno_text(errno));
+    const auto [fd, error] = make(name, kind);
+    if (error == 0) return {TemporaryPath(name, kind), FileDescriptor(fd)};
+    if (error != EEXIST) fail_output(target, errno_text(error));
   }
   fail_output(target, "no free name for a temporary file beside it");
 }

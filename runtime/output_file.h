@@ -11,12 +11,12 @@ namespace gatefold {
 
 enum class TemporaryKind { kFile, kDirectory };
 
-/// A path that must not outlive its owner, nor a process that a signal handler ends. Removing a
+/// A path that must not outlive its owner, nor a process that remove_temporaries() ends. Removing a
 /// directory takes that it is empty.
 class TemporaryPath {
  public:
   TemporaryPath() = default;
-  /// Before it is made, so that there is no moment in which nobody would remove it.
+  /// Of what is there, or is going to be.
   TemporaryPath(std::string path, TemporaryKind kind);
   ~TemporaryPath();
   TemporaryPath(TemporaryPath&& other) noexcept;
@@ -29,11 +29,10 @@ class TemporaryPath {
  private:
   std::string path_;  // empty: none
   TemporaryKind kind_ = TemporaryKind::kFile;
-  int slot_ = -1;  // none where the path is too long or too many are taken
 };
 
-/// Removes every TemporaryPath of the process: files, then directories. Async-signal-safe, for
-/// handlers that end the process without destructors.
+/// Removes every TemporaryPath of the process: files, then directories. For any thread that ends
+/// the process without destructors: one that wants to make or release another waits for that end.
 void remove_temporaries() noexcept;
 
 /// A new file (its descriptor open for writing) or directory beside `target`, under a hidden name.

@@ -2,6 +2,7 @@
 #include <mpi.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 // Between the program and MPI: preloaded into it, alters what one rank's MPI does, as told by
@@ -17,6 +19,7 @@
 //   flip     the message goes out with one bit changed (MPI_Isend only)
 //   fail     the call does nothing but return MPI_ERR_OTHER
 //   kill, stop   the process is killed or stopped in place of the call (rename, too)
+//   wait     the call comes half a minute late
 // or GATEFOLD_ALTER=funneled: MPI_Init_thread grants no more than MPI_THREAD_FUNNELED, on all
 // ranks.
 namespace {
@@ -68,6 +71,7 @@ bool altered(const char* function) {
   if (order().how == "flip" || !is_due(function)) return false;
   if (order().how == "kill") std::raise(SIGKILL);
   if (order().how == "stop") std::raise(SIGSTOP);
+  if (order().how == "wait") std::this_thread::sleep_for(std::chrono::seconds(30));
   return order().how == "fail";
 }
 

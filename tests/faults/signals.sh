@@ -16,6 +16,21 @@ signalled "SIGHUP for mpirun"           3 '!0'  ""       ""    HUP    mpirun "${
 signalled "SIGKILL for mpirun"          3 137   ""       ""    KILL   mpirun "${work[@]}"
 signalled "SIGSEGV for rank 1"          3 139   "$ended" "0|2" SEGV   1      "${work[@]}"
 
+# Rank 0 is in the middle of a model: nothing of it stays, though mpirun kills all ranks as soon as
+# one has ended.
+halfway=(GATEFOLD_ALTER=wait:rename:2:0 -- make-model --shards 3 --layers 0-1
+  --config "${model%/tests/*}/configs/smollm2-135m.json" --output "$scratch/models/made")
+mkdir "$scratch/models"
+for to in "TERM mpirun !0 terminated" "INT mpirun !0 terminated" "HUP mpirun !0 terminated" \
+  "TERM 0 143 terminated" "INT 0 130 interrupted" "HUP 0 129 hung.up" "TERM 1 143 terminated"; do
+  read -r name who code word <<<"$to"
+  signalled "SIG$name for $who, half a model" 3 "$code" "$word while in: writing the model" 0 \
+    "$name" "$who" "${halfway[@]}"
+  left=$(ls -A "$scratch/models")
+  if [[ -n $left ]]; then fails "nothing of the model stays" "$left is left"; fi
+  rm -rf "$scratch/models/"* "$scratch/models/".g*
+done
+
 # A file that is not finished doesn't take the place of an older one.
 echo old >"$scratch/report.json"
 lost "killed before a report has its name" 2 137 "" "" GATEFOLD_ALTER=kill:rename:1:0 -- \

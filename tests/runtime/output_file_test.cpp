@@ -6,10 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
-#include <cstdlib>
-#include <filesystem>
+#include <chrono>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "tests/runtime/file_testing.h"
@@ -18,6 +17,7 @@ namespace gatefold {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 class OutputFiles : public testing::Test, protected TestFolder {
@@ -25,16 +25,15 @@ class OutputFiles : public testing::Test, protected TestFolder {
   OutputFiles() : TestFolder("output-file") {}
 };
 
-extern "C" void end_by_signal(int) {
+[[noreturn]] void end_process() {
   remove_temporaries();
   _exit(143);
 }
 
-/// Runs `work` in a child whose SIGTERM handler is as the program's; its exit code.
+/// Runs `work`, which ends the process, in a child; its exit code.
 int in_child(const std::function<void()>& work) {
   const pid_t child = ::fork();
   if (child == 0) {
-    std::signal(SIGTERM, end_by_signal);
     work();
     _exit(1);
   }
@@ -55,20 +54,20 @@ TEST_F(OutputFiles, AFileIsThereOnceItIsKept) {
   EXPECT_EQ(file_contents(path("a")), "one two");
 }
 
-TEST_F(OutputFiles, ASignalInTheMiddleLeavesTheOldFileAndNothingElse) {
+TEST_F(OutputFiles, AnEndInTheMiddleLeavesTheOldFileAndNothingElse) {
   put("old", "a");
   EXPECT_EQ(in_child([&] {
               OutputFile file(path("a"));
               OutputFile other(path("b"));
               file.write(as_byte_span("new"));
-              std::raise(SIGTERM);
+              end_process();
             }),
             143);
   EXPECT_THAT(listing(), ElementsAre("a"));
   EXPECT_EQ(file_contents(path("a")), "old");
 }
 
-TEST_F(OutputFiles, ASignalRemovesADirectoryWithTheFilesInIt) {
+TEST_F(OutputFiles, AnEndRemovesADirectoryWithTheFilesInIt) {
   EXPECT_EQ(in_child([&] {
               const Temporary folder = make_temporary(path("made"), TemporaryKind::kDirectory);
               std::vector<TemporaryPath> files;
@@ -77,34 +76,67 @@ TEST_F(OutputFiles, ASignalRemovesADirectoryWithTheFilesInIt) {
                 files.emplace_back(name, TemporaryKind::kFile);
                 OutputFile file(name);
                 if (i < 299) file.keep();
-                if (i == 299) std::raise(SIGTERM);
+                if (i == 299) end_process();
               }
             }),
             143);
   EXPECT_THAT(listing(), IsEmpty());
 }
 
-TEST_F(OutputFiles, ASignalLeavesWhatWasKeptOrBelongsToOthers) {
+TEST_F(OutputFiles, AnEndLeavesWhatWasKeptOrBelongsToOthers) {
   EXPECT_EQ(in_child([&] {
               OutputFile(path("kept")).keep();
               const std::string taken = path(".gatefold-" + std::to_string(::getpid()) + "-0.tmp");
               put("somebody's", taken.substr(taken.rfind('/') + 1));
               OutputFile file(path("a"));
-              std::raise(SIGTERM);
+              end_process();
             }),
             143);
   EXPECT_EQ(listing().size(), 2U);
 }
 
-TEST_F(OutputFiles, MorePathsThanAreRememberedAreStillRemovedByTheirOwners) {
-  {
-    std::vector<TemporaryPath> files;
-    for (int i = 0; i < 1500; ++i) {
-      files.emplace_back(put("x", std::to_string(i)), TemporaryKind::kFile);
-    }
-    files.front().release();
+TEST_F(OutputFiles, NothingIsMadeWhileTheProcessEnds) {
+  EXPECT_EQ(in_child([&] {
+              const OutputFile file(path("a"));
+              remove_temporaries();
+              std::thread([&] { const OutputFile late(path("b")); }).detach();
+              std::this_thread::sleep_for(std::chrono::milliseconds(100));
+              _exit(listing().empty() ? 143 : 1);
+            }),
+            143);
+  EXPECT_THAT(listing(), IsEmpty());
+}
+
+TEST_F(OutputFiles, AFileThatMayNotBeWrittenIsNotReplacedEither) {
+  put("old", "a");
+  ::chmod(path("a").c_str(), 0400);
+  ::mkdir(path("b").c_str(), 0500);
+  ::chmod(path(".").c_str(), 0777);
+  // Root may write anything.
+  const bool root = ::geteuid() == 0;
+  if (root) {
+    ASSERT_EQ(::seteuid(65534), 0);
   }
-  EXPECT_THAT(listing(), ElementsAre("0"));
+  const std::string file = error_of(ExitCode::kOutput, [&] { OutputFile(path("a")).keep(); });
+  const std::string folder =
+      error_of(ExitCode::kOutput, [&] { make_temporary(path("b"), TemporaryKind::kDirectory); });
+  if (root) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
+  EXPECT_THAT(file, HasSubstr("Permission denied"));
+  EXPECT_THAT(folder, HasSubstr("Permission denied"));
+  EXPECT_EQ(file_contents(path("a")), "old");
+}
+
+TEST_F(OutputFiles, WhatIsNoFileIsSaidPlainly) {
+  ::mkdir(path("folder").c_str(), 0700);
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  const auto error = [](const std::string& to) {
+    return error_of(ExitCode::kOutput, [&] { const OutputFile file(to); });
+  };
+  EXPECT_THAT(error(path("folder")), HasSubstr("it is a directory"));
+  EXPECT_THAT(error(path("pipe")), HasSubstr("it is a pipe"));
+  EXPECT_THAT(error(put("x", "file") + "/x"), HasSubstr("Not a directory"));
 }
 
 }  // namespace
