@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <map>
 
 #include "launch/option_table.h"
 #include "runtime/error.h"
@@ -89,6 +88,11 @@ std::string command_names() {
                                  : fmt::format("did you mean {}?", meant)));
 }
 
+void refuse_extras(const CLI::App& parser, Command command) {
+  const std::vector<std::string> extras = parser.remaining();
+  if (!extras.empty()) refuse_extra(extras.front(), command);
+}
+
 [[noreturn]] void refuse_missing_value(const OptionRow& row) {
   fail(fmt::format("{} has no value (it takes one); write {} {}", row.name, row.name, row.value));
 }
@@ -150,8 +154,7 @@ Found find_options(const CLI::App& parser) {
 /// Moves what the parser found into `options`.
 void collect(const CLI::App& parser, Options& options) {
   const Found found = find_options(parser);
-  const std::vector<std::string> extras = parser.remaining();
-  if (!extras.empty()) refuse_extra(extras.front(), options.command);
+  refuse_extras(parser, options.command);
   for (const auto& [row, values] : found) {
     if (!row->used_by(options.command)) {
       fail(fmt::format("{} does not take {} (it would have no effect); leave it out",
@@ -205,18 +208,10 @@ void check_together(const Options& o) {
   if (o.quiet && o.verbose) {
     fail("--quiet and --verbose are both given (they contradict each other); give one");
   }
-  std::map<std::string, std::string_view> written;
-  for (const auto& [path, name] :
-       {std::pair<const std::string&, std::string_view>{o.output, "--output"},
-        {o.json, "--json"},
-        {o.csv, "--csv"}}) {
-    if (path.empty()) continue;
-    const auto [other, fresh] = written.emplace(path, name);
-    if (!fresh) {
-      fail(fmt::format("{} and {} are both {} (one would replace the other); choose another path",
-                       other->second, name, quoted_name(path)));
-    }
-  }
+}
+
+Command command_of(const std::vector<CLI::App*>& parsers, const CLI::App* chosen) {
+  return static_cast<Command>(std::ranges::find(parsers, chosen) - parsers.begin());
 }
 
 ParseResult parse(int argc, const char* const* argv) {
@@ -239,6 +234,8 @@ ParseResult parse(int argc, const char* const* argv) {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     const auto chosen = app.get_subcommands();
+    if (const auto extras = app.remaining(); !extras.empty()) refuse_command(extras.front());
+    if (!chosen.empty()) refuse_extras(*chosen.front(), command_of(parsers, chosen.front()));
     return {{}, chosen.empty() ? app.help() : chosen.front()->help("gatefold"), 0};
   } catch (const CLI::CallForVersion& version) {
     return {{}, std::string(version.what()) + "\n", 0};
@@ -251,8 +248,7 @@ ParseResult parse(int argc, const char* const* argv) {
   if (std::string_view(argv[1]) != chosen.front()->get_name()) refuse_command(argv[1]);
 
   Options options;
-  const auto position = std::ranges::find(parsers, chosen.front()) - parsers.begin();
-  options.command = static_cast<Command>(position);
+  options.command = command_of(parsers, chosen.front());
   collect(*chosen.front(), options);
   check_together(options);
   return {options, "", 0};

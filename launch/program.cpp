@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launch/outputs.h"
 #include "parallel/agreement.h"
 #include "parallel/session.h"
 #include "runtime/error.h"
@@ -76,17 +77,6 @@ void require_same_options(Communicator& world, const Options& options) {
   }
 }
 
-/// Results that couldn't be kept must not be computed.
-void check_outputs(Communicator& world, const Options& options) {
-  run_agreed(world, [&] {
-    if (world.rank() != 0) return;
-    const std::string output = options.command == Command::kRun ? options.output : "";
-    for (const std::string& path : {output, options.json, options.csv}) {
-      if (!path.empty()) require_writable(path);
-    }
-  });
-}
-
 int run_command(Job& job) {
   switch (job.options().command) {
     case Command::kVerify: return verify(job);
@@ -101,7 +91,9 @@ int run_command(Job& job) {
 int run_ranks(Communicator& world, const ParseResult& parsed, const Seams& seams) {
   if (!all_true(world, parsed.options.has_value())) return end_without_command(world, parsed);
   require_same_options(world, *parsed.options);
-  check_outputs(world, *parsed.options);
+  run_agreed(world, [&] {
+    if (world.rank() == 0) check_outputs(*parsed.options);
+  });
   Job job(*parsed.options, world, seams);
   return run_command(job);
 }

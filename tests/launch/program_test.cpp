@@ -22,6 +22,7 @@ TEST_F(Program, HelpAndVersionArePrintedOnceAndEndWell) {
     EXPECT_EQ(outcome.code, 0);
     EXPECT_THAT(outcome.out, ::testing::MatchesRegex("gatefold [0-9.]+\n"));
   }
+  EXPECT_EQ(alone("verify --bogus --help").code, 64);
   EXPECT_THAT(alone("run --help").out, HasSubstr("--ablate LIST"));
 }
 
@@ -61,6 +62,38 @@ TEST_F(Program, AnOutputThatCantBeWrittenIsRefusedBeforeAnyWork) {
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   expect_one_complaint(on_ranks(2, "verify " + gpt2() + " --json " + path("pipe")), 74,
                        "cannot write");
+}
+
+TEST_F(Program, AnOutputThatWouldReplaceAnInputIsRefusedOnEveryRank) {
+  write_small_model({1, 2, 3, 4});
+  write_tokens(std::vector<float>(16), 16);
+  const std::string command =
+      "run --model " + path("model") + " --input " + path("x.safetensors") + " ";
+  const std::string before = content_of(path("model/model.safetensors"));
+  expect_one_complaint(on_ranks(3, command + "--output " + path("model/./model.safetensors")), 64,
+                       "is a file of the model");
+  expect_one_complaint(on_ranks(2, command + "--json " + path("x.safetensors")), 64,
+                       "is the --input file");
+  expect_one_complaint(alone(command + "--json " + path("r") + " --csv " + path("./r")), 64,
+                       "is the same as --json");
+  expect_one_complaint(alone(command + "--json /dev/stdout"), 64, "is standard output");
+  EXPECT_EQ(content_of(path("model/model.safetensors")), before);
+}
+
+TEST_F(Program, NoControlCharacterReachesTheTerminal) {
+  const std::string raw = "\x1b[31m\xc2\x9b\x07.json";
+  fs::copy(kSource + "/configs/gpt2.json", path(raw));
+  const std::string json = path("report.json");
+  const Outcome fine = alone("inspect --config '" + path(raw) + "' --json " + json);
+  EXPECT_EQ(fine.code, 0) << fine.error;
+  EXPECT_THAT(fine.out, HasSubstr("?[31m??.json (gpt2)"));
+  const Outcome wrong = alone("inspect --config '" + path(raw + raw) + "'");
+  expect_one_complaint(wrong, 66, "?[31m??.json?[31m??.json");
+  const std::string written = content_of(json);
+  EXPECT_EQ(nlohmann::json::parse(written)["options"]["config"], path(raw));
+  for (const std::string& text : {fine.out, wrong.error, written}) {
+    EXPECT_EQ(text.find_first_of("\x1b\x07"), std::string::npos) << text;
+  }
 }
 
 TEST_F(Program, AClosedOrFullStandardOutputIsAnErrorNotACrash) {
@@ -355,17 +388,36 @@ TEST_F(Program, MakeModelTouchesNoDirectoryThatHoldsAnything) {
 }
 
 TEST_F(Program, AModelWhoseMakingIsTerminatedLeavesNothing) {
-  const Outcome ended = shell(kProgram + " make-model --config " + kSource +
-                              "/configs/smollm2-135m.json --shards 30 --output " + path("made") +
-                              " & until ls " + path(".gatefold-*/model-00002*") +
-                              " 2>/dev/null || ! kill -0 $!; do sleep 0.01; done; "
-                              "kill -TERM $!; wait $!");
-  EXPECT_EQ(ended.code, 143) << ended.error;
-  EXPECT_THAT(ended.error, HasSubstr("terminated while in: writing the model"));
-  EXPECT_FALSE(fs::exists(path("made")));
-  for (const auto& entry : fs::directory_iterator(path("."))) {
-    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".gatefold-")));
+  struct Case {
+    std::string signal;
+    int code;
+    std::string says;
+  };
+  for (const auto& [signal, code, says] :
+       {Case{"TERM", 143, "terminated"}, {"INT", 130, "interrupted"}, {"HUP", 129, "hung up"}}) {
+    // A shell without job control has its children ignore SIGINT.
+    const Outcome ended = shell("set -m; " + kProgram + " make-model --config " + kSource +
+                                "/configs/smollm2-135m.json --shards 30 --output " + path("made") +
+                                " & until ls " + path(".gatefold-*/model-00002*") +
+                                " 2>/dev/null || ! kill -0 $!; do sleep 0.01; done; kill -" +
+                                signal + " $!; wait $!");
+    EXPECT_EQ(ended.code, code) << ended.error;
+    EXPECT_THAT(ended.error, HasSubstr(says + " while in: writing the model"));
+    EXPECT_FALSE(fs::exists(path("made")));
+    for (const auto& entry : fs::directory_iterator(path("."))) {
+      EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".gatefold-")));
+    }
   }
+}
+
+TEST_F(Program, ASignalThatTheProgramIsStartedToIgnoreIsIgnored) {
+  const Outcome outcome = shell("trap '' HUP; " + kProgram + " make-model --config " + kSource +
+                                "/configs/smollm2-135m.json --output " + path("made") +
+                                " & until ls " + path(".gatefold-*") +
+                                " 2>/dev/null || ! kill -0 $!; do sleep 0.01; done; "
+                                "kill -HUP $!; wait $!");
+  EXPECT_EQ(outcome.code, 0) << outcome.error;
+  EXPECT_TRUE(fs::exists(path("made/config.json")));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 # launch/: tests of the folder of the same name
 gatefold_test(options SOURCES launch/options_test.cpp)
+gatefold_test(outputs SOURCES launch/outputs_test.cpp runtime/file_testing.cpp)
 gatefold_test(report SOURCES launch/report_test.cpp)
 # Tests that run the program itself, alone and under mpirun.
 list(JOIN GATEFOLD_MPIRUN " " mpirun_text)

@@ -1,0 +1,110 @@
+#include "launch/outputs.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/report.h"
+#include "runtime/error.h"
+#include "runtime/quoted_name.h"
+
+namespace gatefold {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A file however it is named: by its number where it is there, else by where it would lie.
+struct FileIdentity {
+  fs::path path;  // links followed; empty: unknown
+  dev_t device = 0;
+  ino_t number = 0;  // 0: it isn't there
+
+  explicit FileIdentity(const std::string& name) {
+    std::error_code error;
+    path = fs::weakly_canonical(fs::absolute(name, error), error);
+    if (!path.has_filename()) path = path.parent_path();  // a directory's last slash
+    struct stat status {};
+    if (::stat(name.c_str(), &status) == 0) *this = FileIdentity(status, std::move(path));
+  }
+  explicit FileIdentity(int fd) {
+    struct stat status {};
+    if (::fstat(fd, &status) == 0) *this = FileIdentity(status, {});
+  }
+  bool operator==(const FileIdentity& other) const {
+    return (!path.empty() && path == other.path) ||
+           (number != 0 && number == other.number && device == other.device);
+  }
+
+ private:
+  FileIdentity(const struct stat& status, fs::path where)
+      : path(std::move(where)), device(status.st_dev), number(status.st_ino) {}
+};
+
+/// What no output may be, each with what it is.
+using Taken = std::vector<std::pair<FileIdentity, std::string>>;
+
+bool is_model_file(const fs::path& name) {
+  return name == "config.json" || name == "model.safetensors.index.json" ||
+         name.extension() == ".safetensors";
+}
+
+/// In the directory, or elsewhere under another name.
+void add_model_files(const std::string& directory, Taken& taken) {
+  std::error_code error;
+  fs::directory_iterator entry(directory, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (!is_model_file(entry->path().filename())) continue;
+    taken.emplace_back(FileIdentity(entry->path().string()), "a file of the model");
+  }
+}
+
+[[noreturn]] void refuse(std::string_view option, const std::string& path, std::string_view what) {
+  throw Error(
+      ExitCode::kUsage,
+      fmt::format("{} {} is {} (an output takes the place of its file); choose another path",
+                  option, quoted_name(path), what));
+}
+
+Taken taken_by_inputs(const Options& o) {
+  Taken taken;
+  taken.emplace_back(FileIdentity(STDOUT_FILENO), "standard output");
+  taken.emplace_back(FileIdentity(STDERR_FILENO), "standard error");
+  if (!o.config.empty()) taken.emplace_back(FileIdentity(o.config), "the --config file");
+  if (!o.input.empty()) taken.emplace_back(FileIdentity(o.input), "the --input file");
+  if (!o.model.empty()) add_model_files(o.model, taken);
+  return taken;
+}
+
+}  // namespace
+
+void check_outputs(const Options& o) {
+  const bool makes_model = o.command == Command::kMakeModel;
+  const std::string& model = makes_model ? o.output : o.model;
+  Taken taken = taken_by_inputs(o);
+  for (const auto& [option, path] :
+       {std::pair<std::string_view, const std::string&>{"--output", o.output},
+        {"--json", o.json},
+        {"--csv", o.csv}}) {
+    if (path.empty()) continue;
+    FileIdentity file(path);
+    for (const auto& [other, what] : taken) {
+      if (file == other) refuse(option, path, what);
+    }
+    // A name that the next start would take for the model's.
+    if (!model.empty() && is_model_file(file.path.filename()) &&
+        FileIdentity(file.path.parent_path()) == FileIdentity(model)) {
+      refuse(option, path, "a file of the model");
+    }
+    taken.emplace_back(std::move(file), fmt::format("the same as {}", option));
+  }
+  for (const std::string& path : {makes_model ? std::string() : o.output, o.json, o.csv}) {
+    if (!path.empty()) require_writable(path);
+  }
+}
+
+}  // namespace gatefold
