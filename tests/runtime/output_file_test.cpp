@@ -99,7 +99,10 @@ TEST_F(OutputFiles, NothingIsMadeWhileTheProcessEnds) {
   EXPECT_EQ(in_child([&] {
               const OutputFile file(path("a"));
               remove_temporaries();
-              std::thread([&] { const OutputFile late(path("b")); }).detach();
+              std::thread([&] {
+                const OutputFile late(path("b"));
+                std::this_thread::sleep_for(std::chrono::seconds(10));
+              }).detach();
               std::this_thread::sleep_for(std::chrono::milliseconds(100));
               _exit(listing().empty() ? 143 : 1);
             }),
