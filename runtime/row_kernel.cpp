@@ -19,7 +19,7 @@ constexpr std::int64_t kVectorBytes = sizeof(Floats);
 /// Weights are fetched this many bytes before they are used: one row has too little arithmetic to
 /// hide memory's latency behind. Into L2: L1 has too few fill buffers for it. Past the end of a
 /// weight a prefetch does nothing.
-constexpr std::int64_t kAhead = 2048;
+constexpr std::int64_t kAhead = 1024;
 
 template <typename Vector>
 [[gnu::always_inline]] inline void load(Vector& value, const std::byte* from) {
