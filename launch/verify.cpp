@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "launch/job.h"
+#include "launch/weight_reads.h"
 #include "layers/reference.h"
 #include "parallel/agreement.h"
 
@@ -89,6 +90,8 @@ class LayerCheck {
   Comparison find_nan();
   /// Elements of y, on any rank, that failed any check: each once. Collective.
   std::int64_t wrong_values() const;
+  /// Of the weights that went into the three passes above; after them. Collective.
+  ReadComparison compare_weights() const;
   std::int64_t sampled_tokens() const { return static_cast<std::int64_t>(sample().size()); }
 
  private:
@@ -112,6 +115,8 @@ class LayerCheck {
   std::vector<std::byte> own_y_;       // this rank's copy of its group's rows
   std::vector<std::byte> one_device_;  // [tokens, H]
   std::vector<bool> wrong_;            // [own tokens, H]
+  ReadLog own_reads_;                  // by this rank's layer and, but on rank 0, its reference
+  ReadLog one_device_reads_;           // on rank 0: by the layer on one device and the reference
 };
 
 void LayerCheck::run_distributed() {
@@ -122,7 +127,7 @@ void LayerCheck::run_distributed() {
     wrapped = job_.seams().wrap_source(job_.source(), spec_, job_.own_columns(spec_),
                                        job_.grid().tp().rank());
   }
-  const TensorSource& source = wrapped ? *wrapped : job_.source();
+  const RecordingSource source(wrapped ? *wrapped : job_.source(), own_reads_);
   const RowCount rows{own_.size(), batch_.tokens};
   std::optional<Mlp> mlp;
   std::optional<DevicePass> pass;
@@ -146,7 +151,8 @@ void LayerCheck::run_one_device() {
   world.progress().enter("the one-device pass");
   run_agreed(world, [&] { one_device_.assign(batch_.x.size(), std::byte{0}); });
   while_root_works(world, 0, [&](const std::function<void()>& beat) {
-    const BeatingSource source(job_.source(), beat);
+    const BeatingSource beating(job_.source(), beat);
+    const RecordingSource source(beating, one_device_reads_);
     const auto alone = make_self_communicator();
     MlpOptions options = job_.mlp_options(kernel_);
     options.linear.reduce = Reduce::kExact;
@@ -237,7 +243,8 @@ std::vector<float> LayerCheck::rows_as_float(const std::vector<std::int64_t>& ro
   return values;
 }
 
-/// Rows are dealt over the ranks that hold them; each judges its own copy.
+/// Rows are dealt over the ranks that hold them; each judges its own copy. A rank without rows
+/// reads the weights all the same, so that no rank's files go unseen.
 Comparison LayerCheck::compare_float64() {
   Communicator& world = job_.world();
   world.progress().enter("the float64 reference");
@@ -250,9 +257,9 @@ Comparison LayerCheck::compare_float64() {
   }
   Comparison mine;
   run_agreed(world, [&] {
-    if (rows.empty()) return;
     const std::function<void()> beat = [&world] { world.progress().tick(); };
-    const BeatingSource source(job_.source(), beat);
+    const BeatingSource beating(job_.source(), beat);
+    const RecordingSource source(beating, world.rank() == 0 ? one_device_reads_ : own_reads_);
     const ReferenceResult reference = reference_ffn(
         spec_, source, batch_.dtype, rows_as_float(rows), static_cast<std::int64_t>(rows.size()));
     for (std::size_t i = 0; i < reference.y.size(); ++i) {
@@ -284,6 +291,13 @@ std::string shown(const Spot& at) {
   return fmt::format("{} instead of {}", text(at.found), text(at.expected));
 }
 
+ReadComparison LayerCheck::compare_weights() const {
+  job_.world().progress().enter("the comparison of weights");
+  const bool exact = job_.options().reduce == Reduce::kExact;
+  return compare_reads(job_.world(), own_reads_, one_device_reads_,
+                       exact ? Cut::kCanonical : Cut::kByRanks);
+}
+
 void explain(Report& report, std::int64_t layer, const char* what, const Comparison& comparison) {
   if (comparison.wrong == 0) return;
   const Spot& at = comparison.first;
@@ -291,7 +305,14 @@ void explain(Report& report, std::int64_t layer, const char* what, const Compari
                           layer, what, comparison.wrong, at.token, at.column, at.rank, shown(at)));
 }
 
-/// Checks one layer, adds its row; the number of wrong values.
+void explain(Report& report, std::int64_t layer, const ReadComparison& weights) {
+  if (weights.differing == 0) return;
+  report.note(fmt::format("layer {}: other weights in {} reads on rank{} {}, first: {}", layer,
+                          weights.differing, weights.ranks.size() == 1 ? "" : "s",
+                          layer_text(weights.ranks), weights.first));
+}
+
+/// Checks one layer, adds its row; the number of wrong values and differing reads.
 std::int64_t check_layer(Job& job, std::int64_t layer, KernelNames& kernels, Report& report) {
   LayerCheck check(job, layer);
   kernels.add(layer, check.kernel().name);
@@ -300,22 +321,24 @@ std::int64_t check_layer(Job& job, std::int64_t layer, KernelNames& kernels, Rep
   const Comparison bits = check.compare_bits();
   const Comparison nan = check.find_nan();
   const Comparison float64 = check.compare_float64();
+  const ReadComparison weights = check.compare_weights();
 
   const bool exact = job.options().reduce == Reduce::kExact;
   const std::int64_t tokens = check.batch().tokens;
-  const std::int64_t wrong = check.wrong_values();
+  const std::int64_t wrong = check.wrong_values() + weights.differing;
   const FfnSpec& spec = check.spec();
-  report.row({Cell::of(static_cast<double>(layer), fmt::format("{}", layer)),
-              Cell::of(spec.gated() ? "dense, gated" : "dense, plain"),
+  const auto count = [](std::int64_t n) {
+    return Cell::of(static_cast<double>(n), fmt::format("{}", n));
+  };
+  report.row({count(layer), Cell::of(spec.gated() ? "dense, gated" : "dense, plain"),
               Cell::of(fmt::format("tp {} x dp {}", job.grid().tp().size(), job.grid().dp_size())),
               Cell::of(fmt::format("{}x{}", spec.hidden_size, spec.intermediate_size)),
-              Cell::of(static_cast<double>(tokens), fmt::format("{}", tokens)),
-              Cell::of(static_cast<double>(bits.bits), fmt::format("{}", bits.bits)),
-              Cell::of(static_cast<double>(check.sampled_tokens()),
-                       fmt::format("{}", check.sampled_tokens())),
+              count(tokens), count(bits.bits), count(weights.differing),
+              count(check.sampled_tokens()),
               Cell::of(float64.worst, fmt::format("{:.3f}", float64.worst)),
               Cell::of(fmt::format("{:016x}", fingerprint(check.one_device()))),
               Cell::of(wrong == 0 ? "OK" : "FAILED")});
+  explain(report, layer, weights);
   explain(report, layer, exact ? "other bits than one device" : "(allowed) other bits", bits);
   explain(report, layer, "NaN", nan);
   explain(report, layer, "outside the float64 bound", float64);
@@ -332,11 +355,16 @@ int verify(Job& job) {
                   {"HxI", "", "shape"},
                   {"tokens", "", "tokens"},
                   {"differing", "bits", "differing_bits"},
+                  {"differing", "reads", "differing_reads"},
                   {"float64", "tokens", "float64_tokens"},
                   {"err/bound", "max", "max_error_over_bound"},
                   {"fingerprint", "", "fingerprint"},
                   {"verdict", "", "verdict"}});
   if (job.options().dry_run) return print_plan(job, report);
+  if (job.options().reduce == Reduce::kFast) {
+    report.note(
+        "weights are compared as the reference reads them (fast layers cut them by the ranks)");
+  }
   std::int64_t wrong = 0;
   KernelNames kernels;
   for (const std::int64_t layer : job.layers()) wrong += check_layer(job, layer, kernels, report);

@@ -1,5 +1,9 @@
 #include "tests/faults/weight_faults.h"
 
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
 #include <vector>
 
 namespace gatefold {
@@ -54,6 +58,34 @@ HookedSource::Read multiply_down_bias(const FfnSpec& spec, std::int64_t times) {
   };
 }
 
+std::string tensor_at(const FfnSpec& spec, const std::string& point) {
+  const std::map<std::string, std::optional<TensorRef>> refs{{"up", spec.up},
+                                                             {"gate", spec.gate},
+                                                             {"down", spec.down},
+                                                             {"up_bias", spec.up_bias},
+                                                             {"down_bias", spec.down_bias}};
+  return refs.at(point).value().name;
+}
+
+/// For 16-bit elements: without their sign they are in order as integers.
+HookedSource::Read flip_low_bit(const std::string& tensor) {
+  return [tensor, due = true](const TensorSource& inner, const std::string& name, Range rows,
+                              Range cols, std::byte* out) mutable {
+    inner.read(name, rows, cols, out);
+    if (name != tensor || !std::exchange(due, false)) return;
+    std::vector<std::uint16_t> values(static_cast<std::size_t>(rows.size() * cols.size()));
+    std::memcpy(values.data(), out, 2 * values.size());
+    const auto magnitude = [](std::uint16_t value) { return value & 0x7fff; };
+    const auto smallest = std::ranges::min_element(values, {}, magnitude);
+    out[2 * (smallest - values.begin())] ^= std::byte{1};
+  };
+}
+
+HookedSource::Read read_as_is() {
+  return [](const TensorSource& inner, const std::string& name, Range rows, Range cols,
+            std::byte* out) { inner.read(name, rows, cols, out); };
+}
+
 }  // namespace
 
 MakeRead weight_fault(const Fault& fault) {
@@ -71,6 +103,11 @@ MakeRead weight_fault(const Fault& fault) {
   }
   if (fault.is("gate_up_swapped")) {
     return [](const FfnSpec& spec, Range, int) { return swap_gate_and_up(spec); };
+  }
+  if (fault.is("low_bit")) {
+    return [fault](const FfnSpec& spec, Range, int rank) {
+      return rank == fault.rank ? flip_low_bit(tensor_at(spec, fault.point)) : read_as_is();
+    };
   }
   if (fault.is("bias_per_rank")) {
     return [](const FfnSpec& spec, Range columns, int) {

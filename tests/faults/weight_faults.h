@@ -10,10 +10,14 @@ namespace gatefold {
 
 /// Faults of loading, one a name:
 ///   shards_swapped     ranks 0 and 1 read each other's gate and up, but their own down
-///   shards_exchanged   they read each other's down, too. Nothing is wrong then: on 2 or 4 ranks
-///                      their roots meet in one node of the tree, and a + b = b + a to the bit
+///   shards_exchanged   they read each other's down, too. Nothing is wrong with y then: on 2 or 4
+///                      ranks their roots meet in one node, and a + b = b + a to the bit
 ///   shard_0_everywhere every rank reads the columns of rank 0
 ///   gate_up_swapped    gate is read for up, and up for gate
+///   low_bit            at a point (up, gate, down, up_bias, down_bias), one rank: the smallest
+///   weight
+///                      of its first piece has its lowest bit flipped, which y is too coarse to
+///                      show
 ///   bias_per_rank      down's bias comes out once for each rank of the group
 using MakeRead = std::function<HookedSource::Read(const FfnSpec& spec, Range columns, int rank)>;
 

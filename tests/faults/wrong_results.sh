@@ -24,7 +24,8 @@ agreed "nothing is wrong, 4 ranks, with biases"     4 0 "$right"               "
 for np in 2 4; do
 agreed "ranks 0 and 1 swap gate and up, $np ranks" $np 1 "$wrong"              GATEFOLD_FAULT=shards_swapped "${real[@]}"
 agreed "the same, with biases, $np ranks"          $np 1 "$wrong"              GATEFOLD_FAULT=shards_swapped "${biased[@]}"
-agreed "they swap down, too, $np ranks"            $np 0 "$right"              GATEFOLD_FAULT=shards_exchanged "${real[@]}"
+agreed "they swap down, too, $np ranks"            $np 1 "other weights in"    GATEFOLD_FAULT=shards_exchanged "${real[@]}"
+if said "other bits than"; then fails "they swap down, too, $np ranks" "y told it, too"; fi
 agreed "every rank loads shard 0, $np ranks"       $np 1 "$wrong"              GATEFOLD_FAULT=shard_0_everywhere "${real[@]}"
 agreed "gate is taken for up, $np ranks"           $np 1 "$wrong"              GATEFOLD_FAULT=gate_up_swapped "${real[@]}"
 agreed "every rank adds the bias, $np ranks"       $np 1 "$wrong"              GATEFOLD_FAULT=bias_per_rank "${biased[@]}"
@@ -44,7 +45,7 @@ agreed "a bit of rank 1's sums flips on its way"    2 1 "other bits than one dev
 agreed "a bit of rank 1's columns flips on its way" 2 1 "other bits than one device|in 1 values|on rank 0" GATEFOLD_ALTER=flip:MPI_Isend:2 "${real[@]}"
 agreed "the same layer under MPI, with no fault"    2 0 "$right"               GATEFOLD_ALTER=none "${real[@]}"
 
-refuses agreed "a fault that does no harm"          2 1 "$wrong"               GATEFOLD_FAULT=shards_exchanged "${real[@]}"
+refuses agreed "a fault that does no harm"          2 1 "FAILED"               GATEFOLD_FAULT=self_check:1 "${real[@]}"
 refuses agreed "a fault that nobody knows"          2 1 "$wrong"               GATEFOLD_FAULT=no_such_fault "${real[@]}"
 refuses agreed "words that nobody says"             2 0 "no such words"        "${real[@]}"
 finish

@@ -2,6 +2,7 @@
 gatefold_test(options SOURCES launch/options_test.cpp)
 gatefold_test(outputs SOURCES launch/outputs_test.cpp runtime/file_testing.cpp)
 gatefold_test(report SOURCES launch/report_test.cpp)
+gatefold_test(weight_reads SOURCES launch/weight_reads_test.cpp NP 1 2 3 4)
 # Tests that run the program itself, alone and under mpirun.
 list(JOIN GATEFOLD_MPIRUN " " mpirun_text)
 foreach(name program odd_input)
