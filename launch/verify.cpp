@@ -11,6 +11,7 @@
 #include "launch/weight_reads.h"
 #include "layers/reference.h"
 #include "parallel/agreement.h"
+#include "runtime/quoted_name.h"
 
 namespace gatefold {
 namespace {
@@ -307,8 +308,8 @@ void explain(Report& report, std::int64_t layer, const char* what, const Compari
 
 void explain(Report& report, std::int64_t layer, const ReadComparison& weights) {
   if (weights.differing == 0) return;
-  report.note(fmt::format("layer {}: other weights in {} reads on rank{} {}, first: {}", layer,
-                          weights.differing, weights.ranks.size() == 1 ? "" : "s",
+  report.note(fmt::format("layer {}: other weights in {} on rank{} {}, first: {}", layer,
+                          counted(weights.differing, "read"), weights.ranks.size() == 1 ? "" : "s",
                           layer_text(weights.ranks), weights.first));
 }
 
