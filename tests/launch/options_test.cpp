@@ -109,6 +109,46 @@ TEST(Options, ABadValueOfAnyOptionIsRefusedWithTheReason) {
   }
 }
 
+TEST(Options, EveryNumberGoesFromItsLeastToItsMost) {
+  struct Bounds {
+    std::vector<std::string> line;
+    std::string below, least, most, above;
+  };
+  const std::vector<std::string> make = {"make-model", "--config", "c", "--output", "d"};
+  const auto with = [](std::vector<std::string> line, const std::string& option) {
+    line.push_back(option);
+    return line;
+  };
+  const auto verify = [&](const std::string& option) {
+    return with({"verify", "--config", "c"}, option);
+  };
+  const auto bench = [&](const std::string& option) {
+    return with({"bench", "--config", "c"}, option);
+  };
+  const std::vector<Bounds> table = {
+      {verify("--tokens"), "0", "1", "2147483648", "2147483649"},
+      {verify("--sequence-length"), "0", "1", "64", "2147483649"},
+      {verify("--token-split"), "-1", "0", "2147483648", "2147483649"},
+      {verify("--layers"), "-1", "0", "99999", "100000"},
+      {verify("--tp"), "0", "1", "1048576", "1048577"},
+      {verify("--blocks"), "0", "1", "65536", "65537"},
+      {verify("--threads"), "-1", "0", "4096", "4097"},
+      {verify("--seed"), "-1", "0", "18446744073709551615", "18446744073709551616"},
+      {verify("--timeout"), "0.0009", "0.001", "1e7", "10000001"},
+      {with({"run", "--config", "c"}, "--ablate"), "-1", "0", "1099511627775", "1099511627776"},
+      {bench("--iterations"), "0", "1", "1000000", "1000001"},
+      {bench("--warmup"), "-1", "0", "1000000", "1000001"},
+      {with(make, "--shards"), "0", "1", "99999", "100000"},
+  };
+  for (const Bounds& row : table) {
+    expect_refused({with(row.line, row.below), "the least is "});
+    for (const std::string& value : {row.least, row.most}) {
+      EXPECT_TRUE(parse(with(row.line, value)).options) << joined(row.line) << value;
+    }
+    expect_refused({with(row.line, row.above), "is out of range"});
+  }
+}
+
 TEST(Options, ALineThatMakesNoSenseAsAWholeIsRefused) {
   const std::vector<BadLine> lines = {
       {{}, "no command"},
@@ -132,6 +172,7 @@ TEST(Options, ALineThatMakesNoSenseAsAWholeIsRefused) {
       {{"verify", "run", "--model", "m"}, "'run' is not expected"},
       {{"verify", "--model", "m", "--", "--tp", "3"}, "'--' is not expected"},
       {{"verify", "--model", "m", "++"}, "'++' is not expected"},
+      {{"run", "--model", "m", "--ablate", "3,5,3"}, "names 3 twice"},
       {{"make-model", "--output", "d"}, "no config"},
       {{"make-model", "--config", "c"}, "no output"},
   };
@@ -239,6 +280,18 @@ TEST(Options, EveryOptionArrives) {
   EXPECT_EQ(o.csv, "c");
   EXPECT_TRUE(o.verbose);
   EXPECT_TRUE(o.dry_run);
+  EXPECT_THAT(
+      o.echo(),
+      ElementsAre(Pair("command", "run"), Pair("model", ""), Pair("config", "c.json"),
+                  Pair("set", "hidden_size=8 a=b=c"), Pair("layers", "7,0-3"), Pair("tokens", "6"),
+                  Pair("input", ""), Pair("sequence-length", "3"), Pair("token-split", "5,1"),
+                  Pair("dtype", "f16"), Pair("ablate", "275,300"), Pair("tp", "4"), Pair("ep", "1"),
+                  Pair("device", "cpu"), Pair("comm", "mpi"), Pair("reduce", "fast"),
+                  Pair("blocks", "16"), Pair("threads", "2"), Pair("seed", "18446744073709551615"),
+                  Pair("timeout", "1.5"), Pair("output", "y"), Pair("json", "j"), Pair("csv", "c"),
+                  Pair("shards", "1"), Pair("iterations", "20"), Pair("warmup", "3"),
+                  Pair("hot", "false"), Pair("no-check", "false"), Pair("quiet", "false"),
+                  Pair("verbose", "true"), Pair("dry-run", "true")));
 }
 
 TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
