@@ -3,16 +3,16 @@
 #include "layers/linear.h"
 
 #include <gmock/gmock.h>
-#include <mpi.h>
 
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "group_test.h"
 #include "memory_source.h"
-#include "parallel/mpi_interop.h"
 #include "runtime/activation_math.h"
+#include "tests/parallel/usage_error.h"
 #include "tests/runtime/counting_device.h"
 
 namespace gatefold {
@@ -22,6 +22,7 @@ using testing::as_floats;
 using testing::in_dtype;
 using testing::MemorySource;
 using testing::noise;
+using testing::usage_error;
 
 std::size_t as_size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
@@ -104,28 +105,8 @@ const std::vector<RowCount>& row_counts() {
   return all;
 }
 
-std::string usage_error(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kUsage);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
-class Linear : public ::testing::Test {
+class Linear : public testing::GroupTest {
  protected:
-  void SetUp() override { world_ = make_mpi_communicator(MPI_COMM_WORLD); }
-
-  /// Calls check(place) on the first tp ranks, for every tp up to `most`.
-  void for_every_group(std::int64_t most, const std::function<void(const Place&)>& check) {
-    for (int tp = 1; tp <= std::min<std::int64_t>(world_->size(), most); ++tp) {
-      const auto group = world_->split(world_->rank() < tp ? 0 : 1);
-      if (world_->rank() < tp) check({device_.get(), group.get()});
-    }
-  }
   static LinearOptions options(DType dtype, std::int64_t blocks = 8) {
     LinearOptions o;
     o.dtype = dtype;
@@ -135,13 +116,25 @@ class Linear : public ::testing::Test {
   static Range own_rows(const Place& place, std::int64_t rows) {
     return even_part(rows, place.tp->size(), place.tp->rank());
   }
-
-  std::unique_ptr<Communicator> world_;
-  std::unique_ptr<Device> device_ = make_cpu_device(1);
 };
 
 using Output = ColumnParallelLinear::Output;
 using Input = RowParallelLinear::Input;
+
+std::string label(const Place& place, const Problem& p, const LinearOptions& options) {
+  return std::to_string(p.shape.outputs) + "x" + std::to_string(p.shape.inputs) + ", tp " +
+         std::to_string(place.tp->size()) + ", " + std::string(name_of(options.dtype));
+}
+
+/// `linear` writes exactly `expected`, and nothing behind it.
+template <typename Layer>
+void expect_forward(Layer& linear, const std::vector<std::byte>& x, const RowCount& rows,
+                    std::vector<std::byte> expected) {
+  std::vector<std::byte> y(expected.size() + 64, std::byte{0xff});
+  expected.resize(y.size(), std::byte{0xff});
+  linear.forward(x.data(), rows, y.data());
+  EXPECT_TRUE(y == expected) << rows.local << " of " << rows.global << " rows";
+}
 
 void check_column(const Place& place, const Problem& p, const LinearOptions& options, Output output,
                   Rows input_rows) {
@@ -161,13 +154,8 @@ void check_column(const Place& place, const Problem& p, const LinearOptions& opt
                           : Range{0, rows.local};
     const auto input =
         cut(in_dtype(x, options.dtype), p.shape.inputs, own, {0, p.shape.inputs}, options.dtype);
-    auto expected = p.y(x, {0, rows.local}, columns, options.dtype);
-    std::vector<std::byte> y(expected.size() + 64, std::byte{0xff});
-    expected.resize(y.size(), std::byte{0xff});
-    linear.forward(input.data(), rows, y.data());
-    EXPECT_TRUE(y == expected) << p.shape.outputs << "x" << p.shape.inputs << ", tp "
-                               << place.tp->size() << ", " << rows.local << " rows, "
-                               << name_of(options.dtype);
+    SCOPED_TRACE(label(place, p, options));
+    expect_forward(linear, input, rows, p.y(x, {0, rows.local}, columns, options.dtype));
   }
 }
 
@@ -199,13 +187,8 @@ void check_row(const Place& place, const Problem& p, const LinearOptions& option
     const Range own = output_rows == Rows::kScattered
                           ? even_part(rows.local, place.tp->size(), place.tp->rank())
                           : Range{0, rows.local};
-    auto expected = p.y(x, own, {0, p.shape.outputs}, options.dtype);
-    std::vector<std::byte> y(expected.size() + 64, std::byte{0xff});
-    expected.resize(y.size(), std::byte{0xff});
-    linear.forward(own_x.data(), rows, y.data());
-    EXPECT_TRUE(y == expected) << p.shape.outputs << "x" << p.shape.inputs << ", tp "
-                               << place.tp->size() << ", " << rows.local << " rows, "
-                               << name_of(options.dtype);
+    SCOPED_TRACE(label(place, p, options));
+    expect_forward(linear, own_x, rows, p.y(x, own, {0, p.shape.outputs}, options.dtype));
   }
 }
 

@@ -3,7 +3,6 @@
 #include "layers/mlp.h"
 
 #include <gmock/gmock.h>
-#include <mpi.h>
 
 #include <cstdlib>
 #include <functional>
@@ -11,8 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "group_test.h"
 #include "memory_source.h"
-#include "parallel/mpi_interop.h"
+#include "tests/parallel/usage_error.h"
 #include "tests/runtime/counting_device.h"
 
 namespace {
@@ -45,6 +45,7 @@ using testing::FfnShape;
 using testing::in_dtype;
 using testing::MemoryFfn;
 using testing::noise;
+using testing::usage_error;
 
 std::size_t as_size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
@@ -100,24 +101,7 @@ std::vector<float> answer(Mlp& mlp, DType dtype, std::int64_t tokens = 1) {
   return as_floats(y, dtype);
 }
 
-class MlpTest : public ::testing::Test {
- protected:
-  void SetUp() override { world_ = make_mpi_communicator(MPI_COMM_WORLD); }
-
-  /// Calls check(place) on the first tp ranks, for every tp up to `most`.
-  void for_every_group(std::int64_t most, const std::function<void(const Place&)>& check) {
-    for (int tp = 1; tp <= std::min<std::int64_t>(world_->size(), most); ++tp) {
-      const auto group = world_->split(world_->rank() < tp ? 0 : 1);
-      if (world_->rank() < tp) check({device_.get(), group.get()});
-    }
-  }
-  Place alone() const { return {device_.get(), self_.get()}; }
-  Place all() const { return {device_.get(), world_.get()}; }
-
-  std::unique_ptr<Communicator> world_;
-  std::unique_ptr<Communicator> self_ = make_self_communicator();
-  std::unique_ptr<Device> device_ = make_cpu_device(1);
-};
+class MlpTest : public testing::GroupTest {};
 
 TEST_F(MlpTest, FixtureDHasItsAnswerForEveryGroupTypeAndBlockCount) {
   const MemoryFfn ffn = fixture_d();
@@ -170,17 +154,10 @@ TEST_F(MlpTest, RowCountsThatCantBeAreRefusedOnEveryRank) {
     auto* bytes = reinterpret_cast<std::byte*>(memory.data());
     for (const RowCount& rows :
          std::vector<RowCount>{{-1, 4}, {-1, -1}, {4, 3}, {1, 0}, {0, -1}, {INT64_MIN, 0}}) {
-      const auto refused = [&](const std::function<void()>& call) {
-        try {
-          call();
-          ADD_FAILURE() << "no error for {" << rows.local << ", " << rows.global << "}";
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), ExitCode::kUsage);
-        }
-      };
-      refused([&] { mlp.forward(bytes, rows, bytes); });
-      refused([&] { mlp.reserve(rows); });
-      refused([&] { (void)mlp.workspace_bytes(rows); });
+      SCOPED_TRACE(std::to_string(rows.local) + " of " + std::to_string(rows.global) + " rows");
+      usage_error([&] { mlp.forward(bytes, rows, bytes); });
+      usage_error([&] { mlp.reserve(rows); });
+      usage_error([&] { (void)mlp.workspace_bytes(rows); });
     }
   }
   world_->barrier();  // no rank is stuck in a call
@@ -253,15 +230,10 @@ TEST_F(MlpTest, MoreRanksThanBlocksAreRefusedOnAllRanks) {  // F05
   if (world_->size() < 2) return;
   const MemoryFfn ffn({16, 10});
   const std::int64_t blocks = world_->size() - 1;
-  try {
-    Mlp mlp(ffn.spec, ffn.source, all(), options(DType::kF32, blocks));
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kUsage);
-    EXPECT_THAT(error.what(),
-                ::testing::HasSubstr("tp " + std::to_string(world_->size()) + " is more than " +
-                                     std::to_string(blocks) + " blocks"));
-  }
+  const std::string text =
+      usage_error([&] { Mlp(ffn.spec, ffn.source, all(), options(DType::kF32, blocks)); });
+  EXPECT_THAT(text, ::testing::HasSubstr("tp " + std::to_string(world_->size()) + " is more than " +
+                                         std::to_string(blocks) + " blocks"));
   world_->barrier();
 }
 

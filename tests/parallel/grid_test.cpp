@@ -8,24 +8,14 @@
 #include <vector>
 
 #include "parallel/mpi_interop.h"
-#include "runtime/error.h"
+#include "tests/parallel/usage_error.h"
 
 namespace gatefold {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string usage_error(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kUsage);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
+using testing::usage_error;
 
 TEST(Grid, NeighboursShareATensorParallelGroup) {
   const auto world = make_mpi_communicator(MPI_COMM_WORLD);
