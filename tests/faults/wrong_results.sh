@@ -43,6 +43,13 @@ if said "float64 bound"; then fails "rank 1 adds in another order" "float64 told
 # A bit of a message that flips on its way: of the sums, then of the finished columns.
 agreed "a bit of rank 1's sums flips on its way"    2 1 "other bits than one device" GATEFOLD_ALTER=flip:MPI_Isend:1 "${real[@]}"
 agreed "a bit of rank 1's columns flips on its way" 2 1 "other bits than one device|in 1 values|on rank 0" GATEFOLD_ALTER=flip:MPI_Isend:2 "${real[@]}"
+# The benchmark compares what it has timed: here one pass of each way, of tokens that fill a message.
+bench=(-- bench --tokens 16 --iterations 1 --warmup 0 --hot --model "$model")
+agreed "a benchmark with no fault"                  3 0 "$right"               "${bench[@]}"
+agreed "a benchmark, each rank its own tokens"      2 0 "$right"               "${bench[@]}" --tp 1
+agreed "a benchmark with the sums left out"         3 1 "values : 27648 FAILED" GATEFOLD_FAULT=sum_skipped "${bench[@]}" --dtype f32
+agreed "a benchmark with one bit flipped"           2 1 "values : 1 FAILED"    GATEFOLD_ALTER=flip:MPI_Isend:2 "${bench[@]}"
+agreed "a benchmark that doesn't look"              3 0 "not checked (--no-check)" GATEFOLD_FAULT=sum_skipped "${bench[@]}" --no-check
 agreed "the same layer under MPI, with no fault"    2 0 "$right"               GATEFOLD_ALTER=none "${real[@]}"
 
 refuses agreed "a fault that does no harm"          2 1 "FAILED"               GATEFOLD_FAULT=self_check:1 "${real[@]}"
