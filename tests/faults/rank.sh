@@ -23,7 +23,9 @@ if [[ -n ${GATEFOLD_LOSE-} ]]; then exec "$program" "$@" "${more[@]}"; fi
 trap : TERM  # goes to the program, too, whose status is still to be noted
 status=0
 "$program" "$@" "${more[@]}" || status=$?
-echo "$status" >"$job/status.$rank"
+# Whole or not at all: a peer that sees the file ends, and mpirun then ends this rank.
+echo "$status" >"$job/own.$rank"
+mv "$job/own.$rank" "$job/status.$rank"
 # mpirun ends the others once it sees a status other than 0: it has to wait until all are known.
 for ((tries = 0; tries < 500; ++tries)); do
   known=("$job"/status.*)
