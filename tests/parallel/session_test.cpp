@@ -144,8 +144,8 @@ TEST_F(SessionDeathTest, AProcessThatStandsStillEndsTheJobAndOneThatWorksDoesNot
         const OutputFile unfinished(file());
         Progress& progress = session->world().progress();
         progress.enter("slow work");
-        for (int i = 0; i < 25; ++i) {  // longer than a watchdog waits
-          sleep_for(100);
+        for (int i = 0; i < 5; ++i) {  // longer than a watchdog waits, and slower than it looks
+          sleep_for(500);
           progress.tick();
         }
         progress.enter("no work");
