@@ -365,9 +365,9 @@ void CpuDevice::gemm_units(const Weight& weight, const Tiles& in, const Use& use
     });
     return;
   }
-  const bool wide = in.alone && weight.kernel != GemmKernel::kLibraryPanels;
+  const bool one_width = weight.kernel == GemmKernel::kLibraryPanels && in.tile_rows > 1;
   const std::int64_t panel =
-      in.tile_rows == 1 ? 1 : panel_groups(weight.shape, weight.storage, wide, threads_);
+      panel_groups(weight.shape, weight.storage, in.alone && !one_width, threads_);
   const std::int64_t tiles = in.count();
   parallel(ceil_div(groups, panel) * tiles, [&](std::int64_t i, int thread) {
     const std::int64_t first = i / tiles * panel;
