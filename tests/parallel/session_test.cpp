@@ -3,6 +3,7 @@
 #include "parallel/session.h"
 
 #include <gtest/gtest.h>
+#include <mpi.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -128,7 +129,15 @@ TEST_F(SessionDeathTest, WhatTheProcessWasStartedToIgnoreEndsNothing) {
       ExitedWithCode(143), "terminated");
 }
 
-TEST_F(SessionDeathTest, AfterItsEndASignalDoesWhatItDid) {
+TEST_F(SessionDeathTest, AfterItsEndMpiIsOverAndASignalDoesWhatItDid) {
+  EXPECT_EXIT(
+      {
+        started().reset();
+        int over = 0;
+        MPI_Finalized(&over);
+        std::_Exit(over);
+      },
+      ExitedWithCode(1), "");
   EXPECT_EXIT(
       {
         started().reset();
