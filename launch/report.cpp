@@ -28,10 +28,9 @@ std::string right_aligned(const std::string& text, std::size_t width) {
 
 bool is_whole(double number) { return std::trunc(number) == number && std::abs(number) < 0x1p53; }
 
-/// NaN and infinity are no JSON numbers: null.
+/// NaN and infinity, which are no JSON numbers, become null when they are written.
 Json json_value(const Cell& cell) {
   if (!cell.is_number) return cell.text;
-  if (!std::isfinite(cell.number)) return nullptr;
   if (is_whole(cell.number)) return static_cast<std::int64_t>(cell.number);
   return cell.number;
 }

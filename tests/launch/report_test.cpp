@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -96,6 +97,26 @@ TEST(Report, NanAndInfinityAreNeverBareTokensInJson) {
   EXPECT_THAT(lines_of(report.csv()), ElementsAre("a,b,c", "nan,inf,-inf"));
 }
 
+TEST(Report, WholeNumbersStayWholeAndLargerOnesStayNumbers) {
+  Report report;
+  report.columns({{"a", "", "a"}, {"b", "", "b"}});
+  report.row({Cell::of(0x1p52, "many"), Cell::of(1e30, "more")});
+  const auto json = nlohmann::json::parse(report.json());
+  EXPECT_TRUE(json["rows"][0]["a"].is_number_integer());
+  EXPECT_EQ(json["rows"][0]["a"], std::int64_t{1} << 52);
+  EXPECT_EQ(json["rows"][0]["b"], 1e30);
+  EXPECT_EQ(report.csv(), "a,b\n4503599627370496,1e+30\n");
+}
+
+TEST(Report, AnOptionThatReadsAsOtherJsonIsText) {
+  Report report;
+  const std::vector<std::string> values = {"[1]", "{}", "null", "\"x\"", "0x1", "-", ""};
+  for (const std::string& value : values) {
+    report.options({{"model", value}});
+    EXPECT_EQ(nlohmann::json::parse(report.json())["options"]["model"], value);
+  }
+}
+
 TEST(Report, BytesThatAreNoUtf8StillGiveJson) {
   Report report;
   report.options({{"model", "a\xff"}});
@@ -110,6 +131,13 @@ TEST(Report, CsvHasAHeaderFullPrecisionAndQuotes) {
   report.row({Cell::of(3e9, "3e9"), Cell::of("plain")});
   EXPECT_EQ(report.csv(),
             "x_json,\"na,me\"\n0.30000000000000004,\"a, \"\"b\"\"\nc\"\n3000000000,plain\n");
+}
+
+TEST(Report, EachCharacterThatCsvMindsIsReasonForQuotes) {
+  Report report;
+  report.columns({{"x", "", "x"}});
+  for (const char* text : {"a,b", "a\nb", "a\rb"}) report.row({Cell::of(text)});
+  EXPECT_EQ(report.csv(), "x\n\"a,b\"\n\"a\nb\"\n\"a\rb\"\n");
 }
 
 TEST(Report, ARowMayBeShorterThanTheHeader) {

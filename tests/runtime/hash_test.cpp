@@ -23,7 +23,9 @@ TEST(Hash, ANumberIsItsLittleEndianBytes) {
   EXPECT_EQ(Fnv1a().add_number(0x6261ffU).value(), Fnv1a().add("\xff\x61\x62\0\0\0\0\0"sv).value());
 }
 
-TEST(Hash, BytesAreUnsigned) {
+TEST(Hash, BytesAreTakenInOrderAndUnsigned) {
+  const std::byte text[] = {std::byte{'a'}, std::byte{'b'}};
+  EXPECT_EQ(Fnv1a().add(text).value(), Fnv1a().add("ab").value());
   const std::byte high[] = {std::byte{0xff}};
   EXPECT_EQ(Fnv1a().add(high).value(), Fnv1a().add_unit(0xff).value());
   EXPECT_EQ(Fnv1a().add("\xff").value(), Fnv1a().add_unit(0xff).value());
