@@ -126,3 +126,7 @@ endfunction()
 
 add_executable(gpu_probe fake_gpu/gpu_probe.cpp)
 target_link_libraries(gpu_probe PRIVATE CUDA::cudart gatefold_options)
+
+gatefold_fake_library(cudart 13 VERSION_SCRIPT cudart.map
+  SOURCES settings.cpp fiber_stack.cpp fibers.cpp cudart_device.cpp cudart_stream.cpp
+          cudart_memory.cpp cudart_launch.cpp)
