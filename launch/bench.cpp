@@ -127,7 +127,7 @@ class LayerBench {
   void time_read(bool counted);
   void make_gate_up(std::int64_t copies);
   void time_gate_up(std::size_t iteration, bool counted);
-  void time_sums(bool counted);
+  void time_sums(std::size_t iteration, bool counted);
   void slowest_of_ranks(std::vector<double>& seconds) const;
   void compare_outputs();
   std::int64_t weight_bytes() const { return spec_.parameters() * size_of(batch_.dtype); }
@@ -275,20 +275,26 @@ void LayerBench::time_gate_up(std::size_t iteration, bool counted) {
   two_gemm_seconds_.push_back(now() - middle);
 }
 
-/// The canonical sum of [T, H] against the library's all-reduce of as many fp32 values.
-void LayerBench::time_sums(bool counted) {
+/// The canonical sum of [T, H] against the library's all-reduce of as many fp32 values. They take
+/// turns at being first: rank 0 was busy alone before, and what comes first meets cold caches.
+void LayerBench::time_sums(std::size_t iteration, bool counted) {
   if (!sums_) return;
-  meet(job_.world());
-  const double start = now();
-  sums_->tree.sum(sums_->partials, nullptr, batch_.dtype, Rows::kReplicated, sums_->out.data());
-  job_.device().synchronize();
-  const double tree = now() - start;
-  meet(job_.world());
-  const double middle = now();
-  job_.tp().all_reduce(sums_->values.as<float>(), own_.size() * spec_.hidden_size);
-  if (!counted) return;
-  tree_seconds_.push_back(tree);
-  allreduce_seconds_.push_back(now() - middle);
+  const auto timed = [&](std::vector<double>& seconds, const auto& sum) {
+    meet(job_.world());
+    const double start = now();
+    sum();
+    if (counted) seconds.push_back(now() - start);
+  };
+  const auto canonical = [&] {
+    sums_->tree.sum(sums_->partials, nullptr, batch_.dtype, Rows::kReplicated, sums_->out.data());
+    job_.device().synchronize();
+  };
+  const auto library = [&] {
+    job_.tp().all_reduce(sums_->values.as<float>(), own_.size() * spec_.hidden_size);
+  };
+  if (iteration % 2 == 0) timed(tree_seconds_, canonical);
+  timed(allreduce_seconds_, library);
+  if (iteration % 2 == 1) timed(tree_seconds_, canonical);
 }
 
 void LayerBench::run() {
@@ -301,7 +307,7 @@ void LayerBench::run() {
     for (Variant& variant : variants_) time_variant(variant, static_cast<std::size_t>(i), counted);
     time_read(counted);
     time_gate_up(static_cast<std::size_t>(i), counted);
-    time_sums(counted);
+    time_sums(static_cast<std::size_t>(i), counted);
   }
   for (Variant& variant : variants_) {
     if (!variant.alone) slowest_of_ranks(variant.seconds);

@@ -3,17 +3,26 @@
 #include <algorithm>
 
 namespace gatefold {
-
 TreeSum::TreeSum(Communicator& comm, Device& device, const SumTree& tree, std::vector<Range> runs,
-                 std::int64_t columns)
-    : comm_(comm), device_(device), runs_(std::move(runs)), columns_(columns) {
+                 std::int64_t columns, std::int64_t one_shot_bytes)
+    : comm_(comm),
+      device_(device),
+      runs_(std::move(runs)),
+      columns_(columns),
+      one_shot_bytes_(one_shot_bytes) {
   plan_ = tree.global_plan(runs_);
   for (const Range run : runs_) root_counts_.push_back(tree.local_plan(run).roots);
 }
 
 TreeSum::Slice TreeSum::slice_of(int rank, std::int64_t rows, Rows where) const {
   if (where == Rows::kScattered) return {{0, groups()}, even_part(rows, comm_.size(), rank)};
+  if (one_shot(rows)) return {{0, groups()}, {0, rows}};
   return {even_part(groups(), comm_.size(), rank), {0, rows}};
+}
+
+std::int64_t TreeSum::all_roots_bytes(std::int64_t rows) const {
+  const auto roots = static_cast<std::int64_t>(plan_.merges.size());
+  return roots * groups() * rows * kGroup * size_of(DType::kF32);
 }
 
 std::int64_t TreeSum::received_bytes(std::int64_t rows) const {
@@ -22,7 +31,10 @@ std::int64_t TreeSum::received_bytes(std::int64_t rows) const {
   const std::int64_t own_groups = ceil_div(groups(), comm_.size());
   const std::int64_t own_rows = ceil_div(rows, comm_.size());
   const std::int64_t floats = std::max(own_groups * rows, groups() * own_rows) * kGroup;
-  return static_cast<std::int64_t>(plan_.merges.size()) * floats * size_of(DType::kF32);
+  const std::int64_t in_slices =
+      static_cast<std::int64_t>(plan_.merges.size()) * floats * size_of(DType::kF32);
+  // Fewer rows may come whole.
+  return std::max(in_slices, std::min(all_roots_bytes(rows), one_shot_bytes_));
 }
 
 std::int64_t TreeSum::gathered_bytes(std::int64_t rows, DType dtype) const {
@@ -120,7 +132,7 @@ void TreeSum::sum(const Partials& own, const float* bias, DType dtype, Rows wher
   }
   exchange_roots(own, where);
   const Slice mine = slice_of(comm_.rank(), own.rows, where);
-  if (where == Rows::kScattered) {
+  if (where == Rows::kScattered || one_shot(own.rows)) {
     add_slice(plan_, bias, dtype, mine, out, columns_, kGroup);
     return;
   }

@@ -23,11 +23,17 @@ enum class Rows {
 ///   after              A        B               after         A B      A B
 ///
 /// where A, B are slices of columns (or of rows, for kScattered, which stops after the first half).
+///
+/// Small sums are made in one shot: every rank gets all roots and adds for itself. No bit differs.
 class TreeSum {
  public:
+  /// Up to this many bytes of roots over all ranks, one exchange takes less time than two smaller
+  /// ones that wait for each other.
+  static constexpr std::int64_t kOneShotBytes = 128 << 10;
+
   /// columns: H. runs: the blocks of each rank of `comm`, in order.
   TreeSum(Communicator& comm, Device& device, const SumTree& tree, std::vector<Range> runs,
-          std::int64_t columns);
+          std::int64_t columns, std::int64_t one_shot_bytes = kOneShotBytes);
 
   std::int64_t workspace_bytes(std::int64_t rows, DType dtype) const {
     return received_bytes(rows) + gathered_bytes(rows, dtype);
@@ -48,6 +54,8 @@ class TreeSum {
     Range groups;
     Range rows;
   };
+  std::int64_t all_roots_bytes(std::int64_t rows) const;
+  bool one_shot(std::int64_t rows) const { return all_roots_bytes(rows) <= one_shot_bytes_; }
   std::int64_t received_bytes(std::int64_t rows) const;
   std::int64_t gathered_bytes(std::int64_t rows, DType dtype) const;
   Slice slice_of(int rank, std::int64_t rows, Rows where) const;
@@ -62,6 +70,7 @@ class TreeSum {
   std::vector<int> root_counts_;  // per rank
   MergePlan plan_;
   std::int64_t columns_;
+  std::int64_t one_shot_bytes_;
 
   Buffer received_;  // roots of the other ranks for this rank's slice
   Buffer gathered_;  // [groups][rows][64] of the output dtype

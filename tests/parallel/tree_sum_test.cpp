@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::byte kPoison{0xff};  // NaN in every element type
 constexpr std::int64_t kGuard = 64;
+constexpr std::int64_t kNever = 0;  // bytes of a sum in one shot
 
 std::size_t as_size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
@@ -154,16 +155,19 @@ TEST_F(TreeSumTest, HasTheBitsOfOneRankForEveryGroupBlockCountAndShape) {
       for (const std::int64_t width : {count / 2 + 1, 100 * count}) {  // with empty blocks, without
         const Blocks blocks{width, count};
         for (const std::int64_t columns : {1, 64, 100, 200}) {
-          TreeSum sum(*group, *device, SumTree(blocks), runs_of(count, tp), columns);
+          TreeSum one_shot(*group, *device, SumTree(blocks), runs_of(count, tp), columns);
+          TreeSum halves(*group, *device, SumTree(blocks), runs_of(count, tp), columns, kNever);
           for (const std::int64_t rows : {0, 1, 3, 17}) {
             // Not every combination: each pair of values occurs.
             const bool bias = (count + rows + columns / 50) % 2 == 0;
             const DType dtype =
                 std::vector{DType::kF32, DType::kBf16, DType::kF16}[as_size((count + rows) % 3)];
-            sum.reserve(rows, dtype);
-            for (const Rows where : {Rows::kReplicated, Rows::kScattered}) {
-              expect_the_trees_bits(*group, *device, sum,
-                                    {blocks, rows, columns, bias, dtype, where});
+            for (TreeSum* sum : {&one_shot, &halves}) {
+              sum->reserve(rows, dtype);
+              for (const Rows where : {Rows::kReplicated, Rows::kScattered}) {
+                expect_the_trees_bits(*group, *device, *sum,
+                                      {blocks, rows, columns, bias, dtype, where});
+              }
             }
           }
         }
@@ -204,11 +208,14 @@ TEST_F(TreeSumTest, AddsTheBiasOnceAndRoundsOnce) {
 }
 
 TEST_F(TreeSumTest, AllocatesInReserveJustWhatItSaysAndNeverInASum) {
-  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+  // Some rows in one shot and the others in two halves, too: both kinds of memory.
+  const std::int64_t some = std::int64_t{9} * 4 * kGroup * 4 * 4;
+  for (const std::int64_t one_shot : {kNever, some, TreeSum::kOneShotBytes}) {
+    const DType dtype = one_shot == some ? DType::kF32 : DType::kBf16;
     testing::CountingDevice device(make_cpu_device(1));
     const Blocks blocks{900, 9};
     const int tp = world_->size();
-    TreeSum sum(*world_, device, SumTree(blocks), runs_of(9, tp), 200);
+    TreeSum sum(*world_, device, SumTree(blocks), runs_of(9, tp), 200, one_shot);
     sum.reserve(17, dtype);
     EXPECT_EQ(device.allocated_bytes(), sum.workspace_bytes(17, dtype));
     const int before = device.allocations();
