@@ -124,7 +124,7 @@ class LayerBench {
  private:
   void make_copies();
   void time_variant(Variant& variant, std::size_t iteration, bool counted);
-  void time_read(bool counted);
+  void time_read(int readers, std::vector<double>& seconds, bool counted);
   void make_gate_up(std::int64_t copies);
   void time_gate_up(std::size_t iteration, bool counted);
   void time_sums(std::size_t iteration, bool counted);
@@ -145,7 +145,8 @@ class LayerBench {
   Buffer read_memory_;
   std::int64_t read_at_ = 0;
   std::uint64_t read_sum_ = 0;
-  std::vector<double> read_seconds_;
+  std::vector<double> read_seconds_;         // rank 0 alone
+  std::vector<double> shared_read_seconds_;  // all ranks, a share each: the slowest
   std::vector<double> one_gemm_seconds_;
   std::vector<double> two_gemm_seconds_;
   std::vector<GateUp> gate_up_;
@@ -200,9 +201,10 @@ void LayerBench::make_copies() {
   }
   run_agreed(world, [&] {
     if (job_.tp().size() > 1) sums_ = std::make_unique<Sums>(job_, spec_, own_.size());
+    // Host memory, whatever the layer runs on: the CPU reads it. All of it on rank 0, else a share.
+    const std::int64_t share = world.rank() == 0 ? weight_bytes() : weight_bytes() / world.size();
+    read_memory_ = zeros(*make_cpu_device(1), share * copies);
     if (world.rank() != 0) return;
-    // Host memory, whatever the layer runs on: the CPU reads it.
-    read_memory_ = zeros(*make_cpu_device(1), weight_bytes() * copies);
     if (spec_.gated()) make_gate_up(copies);
   });
 }
@@ -219,22 +221,23 @@ void LayerBench::time_variant(Variant& variant, std::size_t iteration, bool coun
   if (counted) variant.seconds.push_back(now() - start);
 }
 
-/// A plain read of as many bytes as the layer's weights have, on rank 0.
-void LayerBench::time_read(bool counted) {
+/// A plain read of as many bytes as the layer's weights have, a share by each of the first ranks.
+void LayerBench::time_read(int readers, std::vector<double>& seconds, bool counted) {
   meet(job_.world());
-  if (job_.world().rank() != 0) return;
-  if (read_at_ + weight_bytes() > read_memory_.bytes()) read_at_ = 0;
+  if (job_.world().rank() >= readers) return;
+  const std::int64_t bytes = weight_bytes() / readers;
+  if (read_at_ + bytes > read_memory_.bytes()) read_at_ = 0;
   const auto* data = reinterpret_cast<const std::uint64_t*>(read_memory_.data() + read_at_);
-  const auto words = static_cast<std::size_t>(weight_bytes() / 8);
+  const auto words = static_cast<std::size_t>(bytes / 8);
   constexpr std::size_t kLanes = 32;
   std::array<std::uint64_t, kLanes> sum{};
   const double start = now();
   for (std::size_t i = 0; i + kLanes <= words; i += kLanes) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) sum[lane] ^= data[i + lane];
   }
-  if (counted) read_seconds_.push_back(now() - start);
+  if (counted) seconds.push_back(now() - start);
   for (const std::uint64_t lane : sum) read_sum_ ^= lane;
-  read_at_ += round_up(weight_bytes(), 64);
+  read_at_ += round_up(bytes, 64);
 }
 
 void LayerBench::make_gate_up(std::int64_t copies) {
@@ -305,13 +308,15 @@ void LayerBench::run() {
   for (std::int64_t i = 0; i < rounds; ++i) {
     const bool counted = i >= options.warmup;
     for (Variant& variant : variants_) time_variant(variant, static_cast<std::size_t>(i), counted);
-    time_read(counted);
+    time_read(1, read_seconds_, counted);
+    if (world.size() > 1) time_read(world.size(), shared_read_seconds_, counted);
     time_gate_up(static_cast<std::size_t>(i), counted);
     time_sums(static_cast<std::size_t>(i), counted);
   }
   for (Variant& variant : variants_) {
     if (!variant.alone) slowest_of_ranks(variant.seconds);
   }
+  slowest_of_ranks(shared_read_seconds_);
   slowest_of_ranks(tree_seconds_);
   slowest_of_ranks(allreduce_seconds_);
   if (options.check) compare_outputs();
@@ -397,6 +402,12 @@ void LayerBench::add_rows(Report& report) const {
       "read / exact on one rank {:.3f}",
       layer_, human(bytes, "B"), median(read_seconds_) * 1e6, bytes / median(read_seconds_) * 1e-9,
       median_ratio(read_seconds_, alone->seconds)));
+  if (!shared_read_seconds_.empty()) {
+    report.note(
+        fmt::format("layer {}: the same read shared by {} ranks: {:.1f} us, speed-up {:.2f}",
+                    layer_, job_.world().size(), median(shared_read_seconds_) * 1e6,
+                    median_ratio(read_seconds_, shared_read_seconds_)));
+  }
   if (!one_gemm_seconds_.empty()) {
     const double one = median(one_gemm_seconds_);
     const double two = median(two_gemm_seconds_);
