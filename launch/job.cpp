@@ -71,6 +71,15 @@ class TokenFile {
   std::int64_t tokens() const { return tokens_; }
   const std::vector<std::int64_t>& shape() const { return shape_; }
 
+  /// Throws Error 64 where x is [B, S, H] with another S than `given`; 0: none is.
+  void check_sequences(const std::string& path, std::int64_t given) const {
+    if (given == 0 || shape_.size() != 3 || shape_[1] == given) return;
+    throw Error(ExitCode::kUsage,
+                fmt::format("--sequence-length {} and {} disagree (its x of shape [{}] has "
+                            "sequences of {} tokens); leave the option out",
+                            given, path, fmt::join(shape_, ", "), shape_[1]));
+  }
+
   /// Fills x, rounded to the batch's dtype.
   void read(TokenBatch& batch) const {
     if (tokens_ != batch.tokens) {
@@ -263,7 +272,10 @@ std::int64_t Job::token_count(std::int64_t hidden) const {
   std::int64_t tokens = options_.tokens;
   if (!options_.input.empty()) {
     run_agreed(*world_, [&] {
-      if (world_->rank() == 0) tokens = TokenFile(options_.input, hidden).tokens();
+      if (world_->rank() != 0) return;
+      const TokenFile file(options_.input, hidden);
+      file.check_sequences(options_.input, options_.sequence_length);
+      tokens = file.tokens();
     });
     world_->broadcast(reinterpret_cast<std::byte*>(&tokens), sizeof(tokens), 0);
   }

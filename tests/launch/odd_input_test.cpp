@@ -43,6 +43,18 @@ TEST_F(OddInput, YKeepsTheShapeOfX) {
               ElementsAre(5, 16));
 }
 
+TEST_F(OddInput, SequencesOfAFileAreAsLongAsTheOptionSays) {
+  write_small_model({1, 2, 3, 4});
+  const std::string model =
+      " --model " + path("model") + " --input " + path("x.safetensors") + " --sequence-length ";
+  write_tensors(path("x.safetensors"), {{"x", "F32", {2, 3, 16}}}, {std::vector<float>(96, 0.5F)});
+  expect_one_complaint(alone("verify" + model + "2"), 64, "has sequences of 3 tokens");
+  expect_one_complaint(on_ranks(2, "run" + model + "2"), 64, "--sequence-length 2 and ");
+  EXPECT_EQ(alone("verify" + model + "3").code, 0);
+  write_tensors(path("x.safetensors"), {{"x", "F32", {6, 16}}}, {std::vector<float>(96, 0.5F)});
+  EXPECT_EQ(alone("verify" + model + "2").code, 0);
+}
+
 TEST_F(OddInput, MoreThreadsThanOpenMPCanStartAreRefused) {
   const std::string command = kProgram + " verify --quiet --model " + kFixture;
   const std::string many = "export OMP_NUM_THREADS=99999; ";
