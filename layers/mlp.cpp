@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "layers/kernel_choice.h"
+#include "parallel/agreement.h"
 
 namespace gatefold {
 namespace {
@@ -30,6 +31,13 @@ MlpOptions with_kernel(const FfnSpec& spec, const Place& place, MlpOptions optio
   return options;
 }
 
+/// Agreed, so that a rank that can't read its beta doesn't leave its peers waiting for its weights.
+Activation agreed_activation(const FfnSpec& spec, const TensorSource& source, Communicator& tp) {
+  Activation activation;
+  run_agreed(tp, [&] { activation = load_activation(spec, source); });
+  return activation;
+}
+
 }  // namespace
 
 Mlp::Mlp(const FfnSpec& spec, const TensorSource& source, const Place& place,
@@ -37,7 +45,7 @@ Mlp::Mlp(const FfnSpec& spec, const TensorSource& source, const Place& place,
     : hidden_(spec.hidden_size),
       place_(place),
       options_(with_kernel(spec, place, options)),
-      gate_up_(gate_up_tensors(spec), load_activation(spec, source), source, place,
+      gate_up_(gate_up_tensors(spec), agreed_activation(spec, source, *place.tp), source, place,
                options_.linear),
       down_(down_tensors(spec), source, place, options_.linear, RowParallelLinear::Input::kParallel,
             options_.output_rows) {}

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <new>
@@ -235,6 +236,22 @@ TEST_F(MlpTest, MoreRanksThanBlocksAreRefusedOnAllRanks) {  // F05
   EXPECT_THAT(text, ::testing::HasSubstr("tp " + std::to_string(world_->size()) + " is more than " +
                                          std::to_string(blocks) + " blocks"));
   world_->barrier();
+}
+
+TEST_F(MlpTest, ABetaThatOneRankCantUseEndsTheLoadingOnAllRanks) {
+  const auto group = make_mpi_communicator(MPI_COMM_WORLD, {.timeout_seconds = 5});
+  for (int bad = 0; bad < group->size(); ++bad) {
+    MemoryFfn ffn = fixture_d();
+    ffn.spec.swish_beta = "beta";
+    ffn.source.set("beta", {1}, {group->rank() == bad ? std::nanf("") : 1.0F});
+    try {
+      Mlp(ffn.spec, ffn.source, {device_.get(), group.get()}, options(DType::kF32));
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kData);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("beta must be finite"));
+    }
+  }
 }
 
 TEST_F(MlpTest, TheActivationSeesTheWholeGateAndNoPartOfIt) {  // F10
