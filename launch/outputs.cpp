@@ -48,9 +48,9 @@ struct FileIdentity {
 /// What no output may be, each with what it is.
 using Taken = std::vector<std::pair<FileIdentity, std::string>>;
 
-bool is_model_file(const fs::path& name) {
+bool is_model_file(const std::string& name) {
   return name == "config.json" || name == "model.safetensors.index.json" ||
-         name.extension() == ".safetensors";
+         name.ends_with(".safetensors");
 }
 
 /// In the directory, or elsewhere under another name.
@@ -58,7 +58,7 @@ void add_model_files(const std::string& directory, Taken& taken) {
   std::error_code error;
   fs::directory_iterator entry(directory, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (!is_model_file(entry->path().filename())) continue;
+    if (!is_model_file(entry->path().filename().string())) continue;
     taken.emplace_back(FileIdentity(entry->path().string()), "a file of the model");
   }
 }
@@ -96,7 +96,7 @@ void check_outputs(const Options& o) {
       if (file == other) refuse(option, path, what);
     }
     // A name that the next start would take for the model's.
-    if (!model.empty() && is_model_file(file.path.filename()) &&
+    if (!model.empty() && is_model_file(file.path.filename().string()) &&
         FileIdentity(file.path.parent_path()) == FileIdentity(model)) {
       refuse(option, path, "a file of the model");
     }

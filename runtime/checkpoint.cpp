@@ -65,6 +65,11 @@ Index read_index(const fs::path& path) {
                              "outside the directory)",
                              quoted_name(tensor), quoted_name(name)));
     }
+    if (!name.ends_with(kSuffix)) {
+      fail_index(where,
+                 fmt::format("tensor {} is mapped to {} (not the name of a safetensors file)",
+                             quoted_name(tensor), quoted_name(name)));
+    }
     index.weight_map.emplace(tensor, name);
   }
   if (index.weight_map.empty()) fail_index(where, "'weight_map' is empty (no tensor to load)");

@@ -62,6 +62,7 @@ TEST_F(Outputs, ANameThatTheModelWouldBeReadFromIsNoOutputEither) {
   EXPECT_THAT(refused(path("model/model.safetensors")), HasSubstr("is a file of the model"));
   fs::create_directory_symlink(path("model"), path("also"));
   EXPECT_THAT(refused(path("also/y.safetensors")), HasSubstr("is a file of the model"));
+  EXPECT_THAT(refused(path("model/.safetensors")), HasSubstr("a file of the model"));
   accepted(path("model/report.json"));
   accepted(path("model/new.json"));
   accepted(path("y.safetensors"));

@@ -305,6 +305,16 @@ TEST_F(CheckpointDirectory, PathsOutsideTheDirectoryAreRefused) {
   }
 }
 
+// What protects a model's files from outputs knows them by their names.
+TEST_F(CheckpointDirectory, AnIndexNamesSafetensorsFilesOnly) {
+  for (const char* name : {"weights.bin", "s.safetensors.old", "safetensors", "config.json"}) {
+    SCOPED_TRACE(name);
+    put_shard(name, {"a"});
+    put(fmt::format(R"({{"weight_map":{{"a":"{}"}}}})", name), kIndex);
+    EXPECT_THAT(refused(ExitCode::kData), HasSubstr("not the name of a safetensors file"));
+  }
+}
+
 TEST_F(CheckpointDirectory, EveryMissingShardIsNamed) {
   put_two_shards();
   fs::remove(path("model-00002-of-00002.safetensors"));
