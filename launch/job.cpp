@@ -235,7 +235,7 @@ void Job::make_grid() {
   const std::int64_t tp =
       options_.tp > 0 && (shares || fits) ? options_.tp : default_tp(world_->size(), most);
   run_agreed(*world_, [&] {
-    if (tp <= most) return;
+    if (!exact || tp <= most) return;
     throw Error(ExitCode::kUsage,
                 fmt::format("--tp {} is more than --blocks {} (a rank owns whole blocks); use --tp "
                             "{} or less, or more blocks",

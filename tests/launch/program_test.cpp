@@ -47,6 +47,8 @@ TEST_F(Program, AnErrorOfTheSetUpIsPrintedOnceWithItsCode) {
   std::ofstream(path("bad.json")) << "{";
   expect_one_complaint(alone("verify --config " + path("bad.json")), 65, "not JSON");
   expect_one_complaint(on_ranks(3, "verify " + gpt2() + " --tp 2"), 64, "does not divide");
+  expect_one_complaint(on_ranks(2, "verify " + gpt2() + " --reduce fast --tp 4"), 64,
+                       "--tp 4 does not divide 2 ranks");
   expect_one_complaint(alone("run " + gpt2() + " --layers 0,1"), 64, "give --layers N");
   expect_one_complaint(alone("run " + gpt2() + " --ablate 3072"), 64, "use 0 to 3071");
   expect_one_complaint(alone("inspect " + gpt2() + " --layers 12"), 64, "0-11");
