@@ -364,20 +364,22 @@ Activation read_activation(const ConfigDocument& document, bool gated) {
 // Everything later may count elements and bytes in 64 bits without a thought.
 void check_total(const ConfigDocument& document, const ModelConfig& config) {
   const double hidden = static_cast<double>(config.hidden_size);
-  const double per_layer = 3.0 * hidden * static_cast<double>(config.intermediate_size);
-  const double bytes = 4.0 * (per_layer * static_cast<double>(config.num_layers) +
-                              2.0 * hidden * static_cast<double>(config.vocab_size));
-  if (bytes < kMaxBytes) return;
+  const double layers = 3.0 * hidden * static_cast<double>(config.intermediate_size) *
+                        static_cast<double>(config.num_layers);
+  const double embeddings = 2.0 * hidden * static_cast<double>(config.vocab_size);
+  if (4.0 * (layers + embeddings) < kMaxBytes) return;
   const ModelFamily& family = document.family();
-  std::string_view blamed = family.intermediate_size_key;
-  for (const std::string_view key : {family.hidden_size_key, family.num_layers_key}) {
+  constexpr std::string_view kVocabulary = "vocab_size";
+  std::string_view blamed = embeddings > layers ? kVocabulary : family.intermediate_size_key;
+  for (const std::string_view key : {family.hidden_size_key, family.num_layers_key, kVocabulary}) {
     if (document.overridden(key)) blamed = key;
   }
   document.fail(
-      blamed, fmt::format("{} {} with {} {} and {} layers is absurd (the weights alone "
-                          "pass 2^62 bytes)",
+      blamed, fmt::format("{} {} with {} {}, {} {} and {} {} is absurd (the weights alone pass "
+                          "2^62 bytes)",
                           family.hidden_size_key, config.hidden_size, family.intermediate_size_key,
-                          config.intermediate_size, config.num_layers));
+                          config.intermediate_size, family.num_layers_key, config.num_layers,
+                          kVocabulary, config.vocab_size));
 }
 
 std::vector<std::string> weight_names(const FfnSpec& spec) {

@@ -313,6 +313,13 @@ TEST_F(ModelConfigTest, AProductOfSizesBeyondSixtyTwoBitsIsAbsurd) {
   json["hidden_size"] = std::int64_t{1} << 31;
   json["intermediate_size"] = std::int64_t{1} << 31;
   expect_error(ExitCode::kData, "absurd", [&] { read(json); });
+  json["intermediate_size"] = 1;
+  json["vocab_size"] = std::int64_t{1} << 31;
+  expect_error(ExitCode::kData, "--set vocab_size=VALUE", [&] { read(json); });
+  json["vocab_size"] = 1;
+  expect_error(ExitCode::kUsage, "vocab_size 2147483648 is absurd", [&] {
+    read(json, {{"vocab_size", "2147483648"}});
+  });
   json["hidden_size"] = std::int64_t{1} << 26;
   json["intermediate_size"] = std::int64_t{1} << 26;
   const ModelConfig config = read(json);
