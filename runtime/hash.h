@@ -38,7 +38,7 @@ class Fnv1a {
 };
 
 /// XXH64 with seed 0 (Collet, "xxHash fast digest algorithm", 0.1.1), for megabytes: eight bytes a
-/// step, four chains at once. Two inputs that differ in one word only never have the same value.
+/// step, four chains at once.
 std::uint64_t xxh64(std::span<const std::byte> bytes);
 
 /// SplitMix64 (Steele, Lea, Flood 2014): value i of a stream is mix(key + i * kGamma), so any slice
