@@ -63,11 +63,10 @@ void add_model_files(const std::string& directory, Taken& taken) {
   }
 }
 
-[[noreturn]] void refuse(std::string_view option, const std::string& path, std::string_view what) {
-  throw Error(
-      ExitCode::kUsage,
-      fmt::format("{} {} is {} (an output takes the place of its file); choose another path",
-                  option, quoted_name(path), what));
+[[noreturn]] void refuse(std::string_view option, const std::string& path,
+                         const std::string& problem) {
+  throw Error(ExitCode::kUsage,
+              fmt::format("{} {} {}; choose another path", option, quoted_name(path), problem));
 }
 
 Taken taken_by_inputs(const Options& o) {
@@ -93,12 +92,13 @@ void check_outputs(const Options& o) {
     if (path.empty()) continue;
     FileIdentity file(path);
     for (const auto& [other, what] : taken) {
-      if (file == other) refuse(option, path, what);
+      if (file != other) continue;
+      refuse(option, path, fmt::format("is {} (an output takes the place of its file)", what));
     }
-    // A name that the next start would take for the model's.
     if (!model.empty() && is_model_file(file.path.filename().string()) &&
         FileIdentity(file.path.parent_path()) == FileIdentity(model)) {
-      refuse(option, path, "a file of the model");
+      refuse(option, path,
+             "would be a file of the model (the next start would take it for one, by its name)");
     }
     taken.emplace_back(std::move(file), fmt::format("the same as {}", option));
   }

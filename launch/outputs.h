@@ -4,9 +4,10 @@
 
 namespace gatefold {
 
-/// Throws Error 64 where an output is an input, a file of the model, standard output or another
-/// output under whatever name, links and files that are not there yet included; 74 where it can't
-/// be written. A long run must end neither in a lost result nor in a lost model.
+/// Throws Error 64 where an output is an input, a file of the model, standard output (as this
+/// process has it: mpirun's own is out of sight) or another output under whatever name, links and
+/// files that are not there yet included; 74 where it can't be written. A long run must end neither
+/// in a lost result nor in a lost model.
 void check_outputs(const Options& options);
 
 }  // namespace gatefold

@@ -59,10 +59,11 @@ TEST_F(Outputs, AFileOfTheModelIsNoOutputUnderAnyName) {
 }
 
 TEST_F(Outputs, ANameThatTheModelWouldBeReadFromIsNoOutputEither) {
-  EXPECT_THAT(refused(path("model/model.safetensors")), HasSubstr("is a file of the model"));
+  EXPECT_THAT(refused(path("model/model.safetensors")),
+              HasSubstr("would be a file of the model ("));
   fs::create_directory_symlink(path("model"), path("also"));
-  EXPECT_THAT(refused(path("also/y.safetensors")), HasSubstr("is a file of the model"));
-  EXPECT_THAT(refused(path("model/.safetensors")), HasSubstr("a file of the model"));
+  EXPECT_THAT(refused(path("also/y.safetensors")), HasSubstr("would be a file of the model ("));
+  EXPECT_THAT(refused(path("model/.safetensors")), HasSubstr("would be a file of the model ("));
   accepted(path("model/report.json"));
   accepted(path("model/new.json"));
   accepted(path("y.safetensors"));
@@ -93,7 +94,7 @@ TEST_F(Outputs, AModelThatIsMadeKeepsItsFilesToo) {
   options.command = Command::kMakeModel;
   options.config = path("model/config.json");
   options.json = path("made/config.json");
-  EXPECT_THAT(refused(path("made/")), HasSubstr("is a file of the model"));
+  EXPECT_THAT(refused(path("made/")), HasSubstr("would be a file of the model ("));
   options.json = path("made");
   EXPECT_THAT(refused(path("made/")), HasSubstr("is the same as --output"));
   options.json = path("model/config.json");
