@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <mpi.h>
+#include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -104,6 +105,13 @@ class Watchdog {
   std::thread thread_;  // last: it uses all of the above
 };
 
+/// Where nobody reads them, as behind a pager, the end comes without them.
+void print_last_words(const std::string& line) noexcept {
+  constexpr int kPatience = 200;  // ms
+  pollfd stream{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&stream, 1, kPatience) != 0) print_error(line);
+}
+
 void Watchdog::watch() {
   using Clock = std::chrono::steady_clock;
   constexpr timespec kStep{0, 200'000'000};
@@ -126,7 +134,7 @@ void Watchdog::watch() {
 void Watchdog::end_process(int signal) const {
   remove_temporaries();
   const char* what = signal == SIGHUP ? "hung up" : signal == SIGINT ? "interrupted" : "terminated";
-  print_error(fmt::format("[rank {}] {} while in: {}", rank_.load(), what, progress_.phase()));
+  print_last_words(fmt::format("[rank {}] {} while in: {}", rank_.load(), what, progress_.phase()));
   // mpirun gives its ranks a second, but kills all once the first has ended: let those that have
   // more to remove be done.
   if (launched_processes() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
@@ -134,7 +142,7 @@ void Watchdog::end_process(int signal) const {
 }
 
 void Watchdog::end_job() const {
-  print_error(
+  print_last_words(
       fmt::format("[rank {}] gatefold: no progress for {} s in {} (a peer is lost or stuck); "
                   "ending the job",
                   rank_.load(), timeout_, progress_.phase()));

@@ -2,6 +2,7 @@
 // of its own, a world of one.
 #include "parallel/session.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <unistd.h>
@@ -162,6 +163,36 @@ TEST_F(SessionDeathTest, AProcessThatStandsStillEndsTheJobAndOneThatWorksDoesNot
         std::_Exit(0);
       },
       ExitedWithCode(75), "\\[rank 0\\] gatefold: no progress for 0.1 s in no work ");
+}
+
+/// Standard error becomes a full pipe, as where a pager waits for its reader. After MPI's start,
+/// whose own daemon could never end with it.
+void fill_standard_error() {
+  int ends[2];
+  if (::pipe(ends) != 0 || ::fcntl(ends[1], F_SETFL, O_NONBLOCK) != 0) std::_Exit(2);
+  while (::write(ends[1], "x", 1) == 1) {
+  }
+  ::fcntl(ends[1], F_SETFL, 0);
+  ::dup2(ends[1], STDERR_FILENO);
+}
+
+TEST_F(SessionDeathTest, AStandardErrorThatNobodyReadsKeepsNoProcessAlive) {
+  EXPECT_EXIT(
+      {
+        const auto session = started();
+        fill_standard_error();
+        const OutputFile unfinished(file());
+        get(SIGTERM);
+      },
+      ExitedWithCode(143), "");
+  EXPECT_EXIT(
+      {
+        const auto session = started(0.1);
+        fill_standard_error();
+        sleep_for(12000);
+        std::_Exit(0);
+      },
+      ExitedWithCode(75), "");
 }
 
 TEST_F(SessionDeathTest, AJobIsAbortedWithItsCodeBeforeMpiAndWithIt) {
