@@ -19,6 +19,8 @@ cudaError_t begin_call();
 /// Remembers the error for cudaGetLastError; `why` goes to stderr if there is something to say.
 cudaError_t failed(cudaError_t error, const std::string& why = "");
 int current_device();
+/// For the calling thread, unchecked.
+void adopt_device(int device);
 int device_count();
 /// Sticky: every later call on this device returns it.
 void break_device(int device, cudaError_t error, const std::string& why);

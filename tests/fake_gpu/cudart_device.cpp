@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMostDevices = 64;
 constexpr int kRuntimeVersion = CUDART_VERSION;
-constexpr std::size_t kDefaultMemory = std::size_t{4} << 30;
+constexpr std::size_t kDefaultMemory = std::size_t{64} << 30;
 
 std::array<std::atomic<cudaError_t>, kMostDevices> broken_devices{};
 thread_local int current = 0;
@@ -103,6 +103,7 @@ cudaDeviceProp properties(int device) {
 }  // namespace
 
 int current_device() { return current; }
+void adopt_device(int device) { current = device; }
 int device_count() { return static_cast<int>(devices().size()); }
 cudaError_t broken(int device) { return broken_devices[static_cast<std::size_t>(device)]; }
 

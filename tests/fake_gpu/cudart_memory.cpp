@@ -1,5 +1,7 @@
 // The stand-in libcudart: device memory is host memory full of 0xFF, between guards that are looked
 // at whenever the host waits. Every range that a call names must lie in one allocation.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +25,10 @@ constexpr std::size_t kGuardBytes = 0;  // the sanitizer has its own, which it l
 #else
 constexpr std::size_t kGuardBytes = kAlignment;
 #endif
+
+// From this size on memory is mapped and not filled: pages that nobody touches cost nothing, so
+// that a test can have indices above 2^31.
+constexpr std::size_t kSparse = std::size_t{1} << 30;
 
 struct Allocation {
   std::size_t bytes = 0;
@@ -65,14 +71,32 @@ bool whole(std::uintptr_t begin, const Allocation& one) {
          std::all_of(bytes + one.bytes, bytes + one.bytes + kGuardBytes, intact);
 }
 
-cudaError_t allocate(void** pointer, std::size_t bytes, int device) {
-  void* memory = nullptr;
-  if (posix_memalign(&memory, kAlignment, bytes + 2 * kGuardBytes) != 0) {
-    return failed(cudaErrorMemoryAllocation);
+void* map_or_allocate(std::size_t bytes) {
+  if (bytes >= kSparse) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? nullptr : memory;
   }
+  void* memory = nullptr;
+  return posix_memalign(&memory, kAlignment, bytes) == 0 ? memory : nullptr;
+}
+void unmap_or_free(void* memory, std::size_t bytes) {
+  if (bytes >= kSparse) {
+    munmap(memory, bytes);
+  } else {
+    std::free(memory);
+  }
+}
+void poison(void* memory, std::size_t bytes) {
+  if (bytes < kSparse) std::memset(memory, kPoison, bytes);
+}
+
+cudaError_t allocate(void** pointer, std::size_t bytes, int device) {
+  void* memory = map_or_allocate(bytes + 2 * kGuardBytes);
+  if (memory == nullptr) return failed(cudaErrorMemoryAllocation);
   auto* begin = static_cast<unsigned char*>(memory) + kGuardBytes;
+  poison(memory, bytes + 2 * kGuardBytes);
   std::memset(begin - kGuardBytes, kGuard, kGuardBytes);
-  std::memset(begin, kPoison, bytes);
   std::memset(begin + bytes, kGuard, kGuardBytes);
   const std::lock_guard lock(mutex);
   allocations[address(begin)] = {bytes, device, false};
@@ -95,8 +119,10 @@ cudaError_t release(void* pointer, bool host, const char* call) {
     const std::lock_guard lock(mutex);
     allocations.erase(found->begin);
   }
-  std::memset(pointer, kPoison, found->allocation.bytes);
-  std::free(static_cast<unsigned char*>(pointer) - kGuardBytes);
+  const std::size_t bytes = found->allocation.bytes + 2 * kGuardBytes;
+  unsigned char* memory = static_cast<unsigned char*>(pointer) - kGuardBytes;
+  poison(memory, bytes);
+  unmap_or_free(memory, bytes);
   return begin_call();
 }
 
@@ -154,12 +180,6 @@ cudaError_t copy(Copy job, cudaStream_t handle, bool wait, const char* call) {
                                              std::string(to.whole ? "source" : "destination") +
                                              " leaves its allocation");
   }
-  if (fault("copy")) {
-    const int device = device_of(*stream);
-    enqueue(stream,
-            [device] { break_device(device, cudaErrorIllegalAddress, "a copy fails, as asked"); });
-    return cudaSuccess;
-  }
   // As in CUDA: pageable sources are staged before the call returns, to pageable memory it waits.
   std::shared_ptr<std::vector<char>> staged;
   if (!from.device && !from.pinned && !wait) {
@@ -171,7 +191,13 @@ cudaError_t copy(Copy job, cudaStream_t handle, bool wait, const char* call) {
     job.from = staged->data();
     job.from_pitch = job.width;
   }
-  enqueue(stream, [job, staged] { job.run(); });
+  std::function<void()> work = [job, staged] { job.run(); };
+  if (fault("copy")) {
+    work = [device = device_of(*stream)] {
+      break_device(device, cudaErrorIllegalAddress, "a copy fails, as asked");
+    };
+  }
+  enqueue(stream, std::move(work));
   if (wait || (!to.device && !to.pinned)) {
     finish(stream);
     return begin_call();

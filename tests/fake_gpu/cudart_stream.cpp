@@ -60,6 +60,7 @@ Clock::duration delay() {
 }
 
 void serve(const std::shared_ptr<Stream>& stream) {
+  adopt_device(stream->device);
   std::unique_lock lock(mutex);
   while (true) {
     changed.wait(lock, [&] { return !stream->queue.empty() || stream->closing; });

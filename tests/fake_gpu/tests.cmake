@@ -4,6 +4,8 @@ set(fake_gpu_output ${PROJECT_BINARY_DIR}/tests/fake_gpu)
 set(fake_gpu_sanitize -fsanitize=address,undefined -fno-sanitize-recover=all
     -fno-omit-frame-pointer -O1 -g)
 
+add_custom_target(fake_gpu_all)
+
 # One shared library in both flavours; LINK names other fake_ targets or plain libraries.
 function(gatefold_fake_target target directory)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK;OPTIONS;LINK_OPTIONS;PROPERTIES" ${ARGN})
@@ -18,6 +20,7 @@ function(gatefold_fake_target target directory)
     target_compile_options(${target}${flavour} PRIVATE ${arg_OPTIONS})
     target_link_options(${target}${flavour} PRIVATE ${arg_LINK_OPTIONS})
     target_link_libraries(${target}${flavour} PRIVATE ${links} Threads::Threads ${CMAKE_DL_LIBS})
+    add_dependencies(fake_gpu_all ${target}${flavour})
     if(flavour)
       target_compile_options(${target}${flavour} PRIVATE ${fake_gpu_sanitize})
       target_link_options(${target}${flavour} PRIVATE -fsanitize=address,undefined)
@@ -130,3 +133,22 @@ target_link_libraries(gpu_probe PRIVATE CUDA::cudart gatefold_options)
 gatefold_fake_library(cudart 13 VERSION_SCRIPT cudart.map
   SOURCES settings.cpp fiber_stack.cpp fibers.cpp cudart_device.cpp cudart_stream.cpp
           cudart_memory.cpp cudart_launch.cpp)
+
+# What the stand-ins promise, checked on them and, where there is one, on a GPU.
+gatefold_fake_kernels(conformance SOURCES fake_gpu/conformance_kernels.cpp)
+gatefold_gpu_test(kernel_conformance_test SOURCES fake_gpu/kernel_conformance_test.cu
+                  KERNELS conformance)
+gatefold_gpu_test(runtime_conformance_test SOURCES fake_gpu/runtime_conformance_test.cu
+                  KERNELS conformance)
+
+# What only a stand-in finds.
+gatefold_fake_kernels(misuse SOURCES fake_gpu/misuse_kernels.cpp)
+add_executable(misuse fake_gpu/misuse.cu)
+target_include_directories(misuse PRIVATE ${PROJECT_SOURCE_DIR})
+target_link_libraries(misuse PRIVATE CUDA::cudart gatefold_options)
+foreach(flavour IN ITEMS "" _asan)
+  string(REPLACE _ . suffix "${flavour}")
+  gatefold_fake_gpu_test(fake_gpu.misuse${suffix} FLAVOUR ${flavour} KERNELS misuse
+    COMMAND ${PROJECT_SOURCE_DIR}/tests/fake_gpu/misuse.sh $<TARGET_FILE:misuse>
+    LABELS fake_gpu${flavour})
+endforeach()
