@@ -122,7 +122,7 @@ std::string_view activation_name(ActivationKind kind) {
     case ActivationKind::kRelu2: return "relu2";
     case ActivationKind::kSilu: return "silu";
     case ActivationKind::kGeluExact: return "gelu";
-    case ActivationKind::kGeluTanh: return "gelu_tanh";
+    case ActivationKind::kGeluTanh: return "gelu_pytorch_tanh";
     case ActivationKind::kQuickGelu: return "quick_gelu";
     case ActivationKind::kClampedSwiglu: return "clamped_swiglu";
   }

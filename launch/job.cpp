@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <ranges>
 
@@ -113,6 +114,11 @@ void make_tokens(std::uint64_t seed, TokenBatch& batch) {
   }
 }
 
+std::int64_t machine_memory() {
+  const std::int64_t bytes = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  return bytes > 0 ? bytes : std::numeric_limits<std::int64_t>::max();
+}
+
 /// Bytes of [tokens, hidden]. Throws Error 64 where that is no number, 71 where two such arrays are
 /// more than the machine has.
 std::int64_t checked_bytes(std::int64_t tokens, std::int64_t hidden, DType dtype) {
@@ -125,8 +131,8 @@ std::int64_t checked_bytes(std::int64_t tokens, std::int64_t hidden, DType dtype
                             tokens, hidden));
   }
   const std::int64_t bytes = tokens * hidden * size_of(dtype);
-  const std::int64_t memory = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
-  if (memory > 0 && 2 * bytes > memory) {
+  const std::int64_t memory = machine_memory();
+  if (2 * bytes > memory) {
     throw Error(ExitCode::kOutOfMemory,
                 fmt::format("x and y of {} tokens of {} {} values take {} bytes (this machine has "
                             "{} bytes of memory); use fewer tokens",
@@ -321,6 +327,18 @@ Range Job::own_tokens(std::int64_t tokens) const {
 
 KernelChoice Job::kernel(const FfnSpec& spec) const {
   world_->progress().enter("the GEMM self-check");
+  run_agreed(*world_, [&] {  // before minutes are spent on loading what can't be held
+    const double bytes = static_cast<double>(spec.parameters()) *
+                         static_cast<double>(size_of(device_->storage(dtype_))) /
+                         grid_->tp().size();
+    const auto memory = static_cast<double>(machine_memory());
+    if (bytes <= memory) return;
+    throw Error(
+        ExitCode::kOutOfMemory,
+        fmt::format("the layer's weights take {:.0f} GB on each of {} tensor-parallel ranks "
+                    "(this machine has {:.0f} GB of memory); use more ranks on more machines",
+                    bytes * 1e-9, grid_->tp().size(), memory * 1e-9));
+  });
   const bool forced = seams_.fail_self_check && seams_.fail_self_check(world_->rank());
   return choose_kernel(*world_, *device_, dtype_, ffn_shapes(spec, options_.blocks), !forced);
 }

@@ -9,8 +9,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
+#include <limits>
 #include <map>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "runtime/device.h"
@@ -75,7 +78,25 @@ class DenormalsOn {
 
 void release(std::byte* data, std::int64_t) { std::free(data); }
 
+/// What can be had without swapping, all processes of this machine considered; the largest number
+/// where Linux doesn't say.
+std::int64_t available_memory() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string name;
+  for (std::int64_t kib = 0; meminfo >> name >> kib; meminfo.ignore(80, '\n')) {
+    if (name == "MemAvailable:") return kib << 10;
+  }
+  return std::numeric_limits<std::int64_t>::max();
+}
+
 Buffer allocate_bytes(std::int64_t bytes) {
+  // Linux promises more memory than there is, and kills who then uses it.
+  if (bytes >= kHugePage && bytes > available_memory()) {
+    throw Error(ExitCode::kOutOfMemory,
+                fmt::format("{} bytes of memory could not be had (this machine has {} left); use "
+                            "more ranks on more machines, or fewer tokens",
+                            bytes, available_memory()));
+  }
   // Whole huge pages, the last one too: a block's weight is only a few of them long.
   const std::int64_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   const auto padded =

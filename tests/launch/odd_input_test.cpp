@@ -55,6 +55,14 @@ TEST_F(OddInput, SequencesOfAFileAreAsLongAsTheOptionSays) {
   EXPECT_EQ(alone("verify" + model + "2").code, 0);
 }
 
+TEST_F(OddInput, WeightsBeyondTheMachinesMemoryAreRefusedBeforeTheyAreMade) {
+  const std::string config = " --config " + kSource + "/configs/llama-3.1-8b.json --tokens 1" +
+                             " --set hidden_size=1048576 --set intermediate_size=1048576";
+  for (const char* command : {"verify", "bench"}) {
+    expect_one_complaint(on_ranks(2, command + config), 71, "on each of 2 tensor-parallel ranks");
+  }
+}
+
 TEST_F(OddInput, MoreThreadsThanOpenMPCanStartAreRefused) {
   const std::string command = kProgram + " verify --quiet --model " + kFixture;
   const std::string many = "export OMP_NUM_THREADS=99999; ";

@@ -1,5 +1,6 @@
 // What the CPU device does to rows beside multiplying them: tiles, sums of roots, layouts, memory.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -242,6 +243,18 @@ TEST(CpuMemory, ThatCannotBeHadIsError71WithTheBytesWanted) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kOutOfMemory);
     EXPECT_THAT(error.what(), ::testing::HasSubstr("1152921504606846976"));
+  }
+}
+
+TEST(CpuMemory, ThatLinuxWouldPromiseButDoesNotHaveIsRefused) {
+  const auto device = make_cpu_device(1);
+  const std::int64_t machine = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  try {
+    device->allocate(machine + (2 << 20));
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kOutOfMemory);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("this machine has"));
   }
 }
 
