@@ -41,7 +41,13 @@ class MpiCommunicator final : public Communicator {
       : Communicator(rank, size, options.progress != nullptr ? options.progress : &own_progress_),
         comm_(comm),
         timeout_(options.timeout_seconds),
-        max_message_(options.max_message_bytes) {}
+        max_message_(options.max_message_bytes) {
+    // An exchange of tree roots has a few messages from and to each peer.
+    const std::size_t messages = 16 * static_cast<std::size_t>(size);
+    requests_.reserve(messages);
+    statuses_.reserve(messages);
+    messages_.reserve(messages);
+  }
 
   ~MpiCommunicator() override {
     int finalized = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 namespace gatefold {
+
 TreeSum::TreeSum(Communicator& comm, Device& device, const SumTree& tree, std::vector<Range> runs,
                  std::int64_t columns, std::int64_t one_shot_bytes)
     : comm_(comm),
