@@ -24,4 +24,5 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/GatefoldConfigVersion.cma
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/GatefoldConfig.cmake
               ${PROJECT_BINARY_DIR}/GatefoldConfigVersion.cmake launch/find_onednn.cmake
+              launch/find_nccl.cmake
         DESTINATION ${GATEFOLD_PACKAGE_DIR})

@@ -152,3 +152,7 @@ foreach(flavour IN ITEMS "" _asan)
     COMMAND ${PROJECT_SOURCE_DIR}/tests/fake_gpu/misuse.sh $<TARGET_FILE:misuse>
     LABELS fake_gpu${flavour})
 endforeach()
+
+if(GATEFOLD_NCCL)
+  include(fake_gpu/nccl/tests.cmake)
+endif()
