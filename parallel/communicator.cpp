@@ -30,8 +30,12 @@ class SelfCommunicator final : public Communicator {
 
 }  // namespace
 
-void copy_own_pieces(int rank, std::span<const Transfer> sends,
-                     std::span<const Transfer> receives) {
+void copy_host_bytes(std::byte* out, const std::byte* in, std::int64_t bytes) {
+  std::memcpy(out, in, static_cast<std::size_t>(bytes));
+}
+
+void copy_own_pieces(int rank, std::span<const Transfer> sends, std::span<const Transfer> receives,
+                     const CopyBytes& copy) {
   const auto own = [rank](const Transfer& t) { return t.peer == rank && t.bytes > 0; };
   auto receive = std::find_if(receives.begin(), receives.end(), own);
   for (const Transfer& send : sends) {
@@ -43,7 +47,7 @@ void copy_own_pieces(int rank, std::span<const Transfer> sends,
                               "exchange must match); this is a fault of the caller",
                               rank, send.bytes, room));
     }
-    std::memcpy(receive->data, send.data, static_cast<std::size_t>(send.bytes));
+    copy(receive->data, send.data, send.bytes);
     receive = std::find_if(receive + 1, receives.end(), own);
   }
   if (receive == receives.end()) return;

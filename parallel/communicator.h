@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -60,9 +61,13 @@ class Communicator {
   Progress* progress_;
 };
 
+using CopyBytes = std::function<void(std::byte* out, const std::byte* in, std::int64_t bytes)>;
+void copy_host_bytes(std::byte* out, const std::byte* in, std::int64_t bytes);
+
 /// The part of an exchange that a rank has with itself: its pieces, empty ones skipped, in the
 /// order of both lists. Throws Error 70 where the lists don't match.
-void copy_own_pieces(int rank, std::span<const Transfer> sends, std::span<const Transfer> receives);
+void copy_own_pieces(int rank, std::span<const Transfer> sends, std::span<const Transfer> receives,
+                     const CopyBytes& copy = copy_host_bytes);
 
 /// The group of one: what a single-device run uses.
 std::unique_ptr<Communicator> make_self_communicator();

@@ -2,7 +2,6 @@
 #include "parallel/communicator.h"
 
 #include <gmock/gmock.h>
-#include <mpi.h>
 
 #include <chrono>
 #include <cstring>
@@ -12,9 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/mpi_interop.h"
 #include "runtime/error.h"
-#include "runtime/range.h"
+#include "tests/parallel/backends.h"
 
 namespace gatefold {
 namespace {
@@ -22,12 +20,6 @@ namespace {
 constexpr std::byte kPoison{0xa5};
 
 std::size_t as_size(std::int64_t n) { return static_cast<std::size_t>(n); }
-
-struct Backend {
-  const char* name;
-  std::function<std::unique_ptr<Communicator>()> make;
-  bool split_in_two = false;  // test the halves of what make() gives
-};
 
 class CommunicatorTest : public ::testing::TestWithParam<Backend> {
  protected:
@@ -292,99 +284,8 @@ TEST_P(CommunicatorTest, CountsItsWaitsAsProgressOfTheOneWhoAsked) {
   EXPECT_FALSE(comm_->description().empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Backends, CommunicatorTest,
-    ::testing::Values(Backend{"mpi", [] { return make_mpi_communicator(MPI_COMM_WORLD); }},
-                      Backend{"mpi_in_small_pieces",
-                              [] {
-                                MpiOptions options;
-                                options.max_message_bytes = 100;
-                                return make_mpi_communicator(MPI_COMM_WORLD, options);
-                              }},
-                      Backend{"half_of_mpi", [] { return make_mpi_communicator(MPI_COMM_WORLD); },
-                              true},
-                      Backend{"self", [] { return make_self_communicator(); }}),
-    [](const auto& test) { return std::string(test.param.name); });
-
-TEST(MpiCommunicator, RefusesAPieceSizeThatMpiCannotCount) {
-  for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{3}, std::int64_t{1} << 31}) {
-    MpiOptions options;
-    options.max_message_bytes = bytes;
-    EXPECT_THROW(make_mpi_communicator(MPI_COMM_WORLD, options), Error) << bytes;
-  }
-}
-
-TEST(MpiCommunicator, LeavesTheCallersOwnCommunicatorAlone) {
-  MPI_Errhandler before;
-  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before);
-  make_mpi_communicator(MPI_COMM_WORLD)->barrier();
-  MPI_Errhandler after;
-  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &after);
-  EXPECT_EQ(before, after);
-  EXPECT_EQ(before, MPI_ERRORS_ARE_FATAL);
-}
-
-// From here on communicators are broken on purpose; each test has one of its own.
-
-TEST(MpiCommunicator, ALongerMessageThanExpectedIsError70WithTheCallNamed) {
-  const auto world = make_mpi_communicator(MPI_COMM_WORLD);
-  const auto part = world->split(0);
-  if (world->size() < 2) return;
-  for (Communicator* comm : {world.get(), part.get()}) {
-    std::vector<std::byte> memory(16, kPoison);
-    const Transfer sends{1, memory.data(), 16};
-    const Transfer receives{0, memory.data(), 8};
-    if (comm->rank() == 0) comm->exchange({&sends, 1}, {});
-    if (comm->rank() == 1) {
-      try {
-        comm->exchange({}, {&receives, 1});
-        ADD_FAILURE() << "no error";
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ExitCode::kBackend);
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("exchange"));
-        EXPECT_THAT(error.what(), ::testing::HasSubstr("MPI_ERR_TRUNCATE"));
-      }
-    }
-  }
-}
-
-TEST(MpiCommunicator, APeerThatDoesntAnswerIsError75AndItsLateMessageLandsNowhere) {
-  Progress progress;
-  MpiOptions options;
-  options.timeout_seconds = 1;
-  options.progress = &progress;
-  const auto comm = make_mpi_communicator(MPI_COMM_WORLD, options);
-  if (comm->size() < 2) return;
-  progress.enter("the test's own phase");
-  std::vector<std::byte> memory(1000, kPoison);
-  comm->barrier();
-  if (comm->rank() == 0) {
-    const auto start = std::chrono::steady_clock::now();
-    const Transfer receive{1, memory.data(), 1000};
-    try {
-      comm->exchange({}, {&receive, 1});
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::kTimeout);
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("exchange"));
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("the test's own phase"));
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("1 s"));
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("--timeout"));
-    }
-    const auto waited = std::chrono::steady_clock::now() - start;
-    EXPECT_GE(waited, std::chrono::milliseconds(1000));
-    EXPECT_LT(waited, std::chrono::milliseconds(2400));  // before the message comes
-  }
-  if (comm->rank() == 1) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2500));
-    const std::vector<std::byte> late(1000, std::byte{1});
-    const Transfer send{0, const_cast<std::byte*>(late.data()), 1000};
-    comm->exchange({&send, 1}, {});  // small enough to leave without being received
-  }
-  // The late message is on its way by now; whatever MPI does with it, it does here.
-  for (int i = 0; i < 3; ++i) MPI_Barrier(MPI_COMM_WORLD);
-  EXPECT_EQ(memory, std::vector<std::byte>(1000, kPoison));
-}
+INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::ValuesIn(backends()),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace gatefold
