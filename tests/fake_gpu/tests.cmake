@@ -156,3 +156,17 @@ endforeach()
 if(GATEFOLD_NCCL)
   include(fake_gpu/nccl/tests.cmake)
 endif()
+
+gatefold_fake_library(cublasLt 13 VERSION_SCRIPT cublaslt.map LINK fake_cudart
+  SOURCES cublaslt_algos.cpp cublaslt_gemm.cpp cublaslt_info.cpp cublaslt_matmul.cpp
+          cublaslt_objects.cpp cublaslt_problem.cpp)
+gatefold_fake_library(cublas 13 VERSION_SCRIPT cublas.map LINK fake_cublasLt fake_cudart
+  SOURCES cublas.cpp)
+gatefold_gpu_test(cublaslt_matmul SOURCES fake_gpu/cublaslt_matmul_test.cpp LINK CUDA::cublasLt)
+gatefold_gpu_test(cublaslt_algos SOURCES fake_gpu/cublaslt_algos_test.cpp LINK CUDA::cublasLt)
+gatefold_gpu_test(cublas SOURCES fake_gpu/cublas_test.cpp LINK CUDA::cublas)
+gatefold_gpu_test(cublaslt_descriptors SOURCES fake_gpu/cublaslt_descriptors_test.cpp
+  LINK CUDA::cublasLt)
+# Descriptors need no device: the real library shows on any machine that the test is right.
+add_test(NAME cublaslt_descriptors.real COMMAND cublaslt_descriptors)
+set_tests_properties(cublaslt_descriptors.real PROPERTIES LABELS fake_gpu TIMEOUT 60)
