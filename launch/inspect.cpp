@@ -97,7 +97,8 @@ GateCount count_gates(const Job& job, const FfnSpec& spec, const TokenBatch& bat
   run_agreed(world, [&] {
     MergedColumnParallelLinear gate = make_gate(job, spec, kernel);
     const bool at_once = gate.kernel() == GemmKernel::kLibraryWhole;
-    const std::int64_t height = tile_height(gate.kernel(), {own.size(), batch.tokens});
+    const std::int64_t height =
+        tile_height(job.device(), gate.kernel(), {own.size(), batch.tokens});
     const std::int64_t chunk = at_once ? height : kChunkRows / height * height;
     gate.reserve(height);
     for (std::int64_t first = own.begin; first < own.end; first += chunk) {

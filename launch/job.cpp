@@ -15,6 +15,7 @@
 
 #include "layers/seeded_source.h"
 #include "parallel/agreement.h"
+#include "parallel/staged_communicator.h"
 #include "runtime/checkpoint.h"
 #include "runtime/error.h"
 #include "runtime/hash.h"
@@ -193,14 +194,19 @@ Job::Job(const Options& options, Communicator& world, Seams seams)
   world.progress().enter("set-up");
   read_config();
   make_grid();
-  run_agreed(world, [this] {
-    if (options_.device == DeviceKind::kCuda) device_ = make_cuda_device(world_->rank());
+  const bool cuda =
+      options_.device == DeviceKind::kCuda ||
+      (options_.device == DeviceKind::kAuto && all_true(*world_, visible_cuda_devices() > 0));
+  const int local_rank = cuda ? world_->split_by_host()->rank() : 0;
+  run_agreed(*world_, [&] {
+    if (cuda) device_ = make_cuda_device(local_rank);
     if (options_.comm == CommKind::kNccl) {
       throw Error(ExitCode::kUnavailable,
-                  "no NCCL communicator (this build has no CUDA part); use --comm mpi");
+                  "no NCCL communicator (this build has none); use --comm mpi");
     }
     if (device_ == nullptr) device_ = make_cpu_device(static_cast<int>(options_.threads));
   });
+  if (!device_->in_host_memory()) tp_.push_back(make_staged_communicator(tp(), *device_));
   open_source();
 }
 
@@ -248,7 +254,7 @@ void Job::make_grid() {
                             tp, options_.blocks, options_.blocks));
   });
   grid_ = std::make_unique<Grid>(*world_, tp);
-  if (seams_.wrap_tp) wrapped_tp_ = seams_.wrap_tp(grid_->tp());
+  if (seams_.wrap_tp) tp_.push_back(seams_.wrap_tp(grid_->tp()));
 }
 
 void Job::open_source() {

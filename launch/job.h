@@ -76,7 +76,8 @@ class Job {
   const Options& options() const { return options_; }
   const Seams& seams() const { return seams_; }
   Communicator& world() const { return *world_; }
-  Communicator& tp() const { return wrapped_tp_ ? *wrapped_tp_ : grid_->tp(); }
+  /// For tensors of the device.
+  Communicator& tp() const { return tp_.empty() ? grid_->tp() : *tp_.back(); }
   const Grid& grid() const { return *grid_; }
   Device& device() const { return *device_; }
   const ModelConfig& config() const { return config_; }
@@ -115,8 +116,8 @@ class Job {
   DType dtype_ = DType::kF32;
   std::vector<std::int64_t> layers_;
   std::unique_ptr<Grid> grid_;
-  std::unique_ptr<Communicator> wrapped_tp_;
   std::unique_ptr<Device> device_;
+  std::vector<std::unique_ptr<Communicator>> tp_;  // each around the one before, on the device
 };
 
 /// The kernels that layers use, for the report's header.
@@ -130,11 +131,10 @@ class KernelNames {
   std::map<std::string, std::vector<std::int64_t>> layers_;
 };
 
-/// Rank 0 prints the report (the notes after the rows alone with --quiet) and writes --json and
-/// --csv. Agreed: a file that can't be written is an Error 74 on all ranks. Collective.
+/// Rank 0 prints the report (--quiet: its closing notes) and writes --json and --csv. Agreed: a
+/// file that can't be written is an Error 74 on all ranks. Collective.
 void publish(const Job& job, const Report& report);
-/// --dry-run: prints what would run and which rank owns which blocks, columns and tokens; returns
-/// the exit code. Collective.
+/// --dry-run: prints which rank would own what; returns the exit code. Collective.
 int print_plan(const Job& job, Report& report);
 
 /// FNV-1a, 64 bits: the fingerprint of an output.

@@ -71,18 +71,19 @@ void check_rows(const RowCount& rows) {
                           rows.local, rows.global));
 }
 
-std::int64_t tile_height(GemmKernel kernel, const RowCount& rows) {
+std::int64_t tile_height(const Device& device, GemmKernel kernel, const RowCount& rows) {
   check_rows(rows);
   if (kernel == GemmKernel::kLibraryWhole) return std::max<std::int64_t>(1, rows.local);
-  return tile_rows(rows.global);
+  return tile_rows(rows.global, device.tile_heights());
 }
 
-std::vector<std::int64_t> tile_heights(GemmKernel kernel, const RowCount& rows) {
-  if (kernel == GemmKernel::kLibraryWhole) return {tile_height(kernel, rows)};
-  std::vector<std::int64_t> heights{1};
-  // Two rows on are the fewest of 16, 17 of 32, and so on up to 64.
-  for (std::int64_t n = 2; n <= std::min<std::int64_t>(rows.global, 64); n = heights.back() + 1) {
-    heights.push_back(tile_rows(n));
+std::vector<std::int64_t> tile_heights(const Device& device, GemmKernel kernel,
+                                       const RowCount& rows) {
+  if (kernel == GemmKernel::kLibraryWhole) return {tile_height(device, kernel, rows)};
+  std::vector<std::int64_t> heights;
+  for (const std::int64_t height : device.tile_heights()) {
+    // Not where the height before holds the largest batch.
+    if (heights.empty() || heights.back() < rows.global) heights.push_back(height);
   }
   return heights;
 }
@@ -144,7 +145,7 @@ Range ColumnParallelLinear::output_columns() const {
 void ColumnParallelLinear::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
   Device& device = *place_.device;
   const std::int64_t element = size_of(dtype_);
-  const std::int64_t height = tile_height(linear_.kernel(), rows);
+  const std::int64_t height = tile_height(device, linear_.kernel(), rows);
   linear_.reserve(height);
 
   Buffer whole;
@@ -267,7 +268,7 @@ void RowParallelLinear::finish(std::byte* y) {
 
 void RowParallelLinear::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
   Device& device = *place_.device;
-  const std::int64_t height = tile_height(weights_.kernel(), rows);
+  const std::int64_t height = tile_height(device, weights_.kernel(), rows);
   const Range own = plan_.blocks.columns(plan_.runs[static_cast<std::size_t>(place_.tp->rank())]);
   const bool whole = input_ == Input::kWhole;
   const std::int64_t stride = whole ? plan_.blocks.width : own.size();

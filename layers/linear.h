@@ -28,9 +28,10 @@ struct RowCount {
 /// Throws Error 64 unless 0 <= local <= global. The same on all ranks of a group, as its rows are.
 void check_rows(const RowCount& rows);
 /// Rows per tile: canonical, or all rows at once for whole GEMMs. Throws as check_rows() does.
-std::int64_t tile_height(GemmKernel kernel, const RowCount& rows);
+std::int64_t tile_height(const Device& device, GemmKernel kernel, const RowCount& rows);
 /// The tile heights that batches of up to these row counts have (whole GEMMs: of just this many).
-std::vector<std::int64_t> tile_heights(GemmKernel kernel, const RowCount& rows);
+std::vector<std::int64_t> tile_heights(const Device& device, GemmKernel kernel,
+                                       const RowCount& rows);
 
 /// Gathers scattered rows: in [own rows, row_bytes] → out [rows, row_bytes]. Collective.
 void gather_rows(const Place& place, const std::byte* in, std::int64_t rows, std::int64_t row_bytes,

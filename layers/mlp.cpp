@@ -51,7 +51,7 @@ Mlp::Mlp(const FfnSpec& spec, const TensorSource& source, const Place& place,
             options_.output_rows) {}
 
 std::int64_t Mlp::chunk_rows(const RowCount& rows) const {
-  const std::int64_t height = tile_height(gate_up_.kernel(), rows);
+  const std::int64_t height = tile_height(*place_.device, gate_up_.kernel(), rows);
   // Whole GEMMs take all rows, and scattered rows are cut from the whole batch.
   const bool at_once =
       gate_up_.kernel() == GemmKernel::kLibraryWhole || options_.output_rows == Rows::kScattered;
@@ -74,7 +74,7 @@ std::int64_t Mlp::most_rows(const RowCount& rows) const {
 
 std::int64_t Mlp::most_padded_rows(const RowCount& rows) const {
   std::int64_t most = 0;
-  for (const std::int64_t height : tile_heights(gate_up_.kernel(), rows)) {
+  for (const std::int64_t height : tile_heights(*place_.device, gate_up_.kernel(), rows)) {
     most = std::max(most, round_up(most_rows(rows), height));
   }
   return most;
@@ -109,7 +109,7 @@ void Mlp::reserve(const RowCount& rows) {
   grow(x_tiles_, most_padded_rows(most) * round_up(hidden_, kInnerStep) * element);
   grow(h_tiles_, most_padded_rows(most) * widest_block() * element);
   grow(gathered_x_, gathered_bytes(most));
-  for (const std::int64_t height : tile_heights(gate_up_.kernel(), most)) {
+  for (const std::int64_t height : tile_heights(*place_.device, gate_up_.kernel(), most)) {
     gate_up_.reserve(height);
     down_.reserve(most_rows(most), height);
   }
@@ -123,7 +123,7 @@ void Mlp::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
     gather_rows(place_, x, rows.local, row_bytes, gathered_x_.data());
     x = gathered_x_.data();
   }
-  const std::int64_t height = tile_height(gate_up_.kernel(), rows);
+  const std::int64_t height = tile_height(*place_.device, gate_up_.kernel(), rows);
   const std::int64_t chunk = chunk_rows(rows);
   for (std::int64_t first = 0; first < rows.local; first += chunk) {
     const std::int64_t n = std::min(chunk, rows.local - first);

@@ -36,7 +36,7 @@ std::optional<Failure> attempt(const std::function<void()>& step) {
 
 std::string broadcast_text(Communicator& comm, std::string text, std::int64_t bytes, int root) {
   text.resize(static_cast<std::size_t>(bytes));
-  comm.broadcast(reinterpret_cast<std::byte*>(text.data()), bytes, root);
+  comm.host().broadcast(reinterpret_cast<std::byte*>(text.data()), bytes, root);
   return text;
 }
 
@@ -66,7 +66,7 @@ void run_agreed(Communicator& comm, const std::function<void()>& step) {
 void require_equal(Communicator& comm, const std::string& name, const std::string& value,
                    ExitCode code) {
   std::int64_t bytes = static_cast<std::int64_t>(value.size());
-  comm.broadcast(reinterpret_cast<std::byte*>(&bytes), sizeof(bytes), 0);
+  comm.host().broadcast(reinterpret_cast<std::byte*>(&bytes), sizeof(bytes), 0);
   const std::string first = broadcast_text(comm, comm.rank() == 0 ? value : "", bytes, 0);
   run_agreed(comm, [&] {
     if (value == first) return;
@@ -97,14 +97,14 @@ void tell_peers(Communicator& comm, std::byte sign) {
   for (int peer = 0; peer < comm.size(); ++peer) {
     if (peer != comm.rank()) sends.push_back({peer, &sign, 1});
   }
-  comm.exchange(sends, {});
+  comm.host().exchange(sends, {});
 }
 
 void sleep_until_done(Communicator& comm, int root) {
   std::byte sign = kWorking;
   while (sign == kWorking) {
     const Transfer receive{root, &sign, 1};
-    comm.exchange({}, {&receive, 1});
+    comm.host().exchange({}, {&receive, 1});
   }
 }
 

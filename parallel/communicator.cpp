@@ -23,12 +23,22 @@ class SelfCommunicator final : public Communicator {
   void barrier() override {}
   void all_reduce(float*, std::int64_t) override {}
   std::unique_ptr<Communicator> split(int) override { return make_self_communicator(); }
+  std::unique_ptr<Communicator> split_by_host() override { return make_self_communicator(); }
 
  private:
   Progress own_progress_;
 };
 
 }  // namespace
+
+std::unique_ptr<Communicator> Communicator::split_by_host() {
+  if (&host() != this) return host().split_by_host();
+  throw Error(
+      ExitCode::kBackend,
+      fmt::format("{} can't tell which ranks share a host; ask the communicator it was made "
+                  "from",
+                  description()));
+}
 
 void copy_host_bytes(std::byte* out, const std::byte* in, std::int64_t bytes) {
   std::memcpy(out, in, static_cast<std::size_t>(bytes));

@@ -20,9 +20,10 @@ struct Transfer {
   std::int64_t bytes = 0;
 };
 
-/// What the ranks of a group do together. Collective: every rank of the group makes the same calls
-/// in the same order. Waits have a deadline: Error 75 when a peer doesn't answer, 70 when the
-/// library reports an error. After either the group can't be used any more.
+/// What the ranks of a group do together. Data is in the memory of the device that layers compute
+/// on; for values in host memory there is host(). Collective: every rank of the group makes the
+/// same calls in the same order. Waits have a deadline: Error 75 when a peer doesn't answer, 70
+/// when the library reports an error. After either the group can't be used any more.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -47,6 +48,12 @@ class Communicator {
 
   /// Ranks of equal `color` form a group, ordered by rank in this one. For set-up; no deadline.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
+  /// The ranks that share this one's memory, its host's, as a group. For set-up; no deadline.
+  /// Throws Error 70 where neither this one nor its host() can tell.
+  virtual std::unique_ptr<Communicator> split_by_host();
+
+  /// The same ranks for data in host memory: this one, unless its data is on a GPU.
+  virtual Communicator& host() { return *this; }
 
   /// What this rank is doing, for the watchdog and for messages.
   Progress& progress() const { return *progress_; }
@@ -72,12 +79,13 @@ void copy_own_pieces(int rank, std::span<const Transfer> sends, std::span<const 
 /// The group of one: what a single-device run uses.
 std::unique_ptr<Communicator> make_self_communicator();
 
-/// Gathers one small value of a trivially copyable type from every rank, in rank order.
+/// Gathers one small value of a trivially copyable type in host memory from every rank, in rank
+/// order.
 template <typename T>
 void all_gather(Communicator& comm, std::span<T> values) {
   const std::int64_t each = static_cast<std::int64_t>(sizeof(T));
   const std::vector<std::int64_t> parts(static_cast<std::size_t>(comm.size()), each);
-  comm.all_gather_v(reinterpret_cast<std::byte*>(values.data()), parts);
+  comm.host().all_gather_v(reinterpret_cast<std::byte*>(values.data()), parts);
 }
 
 }  // namespace gatefold

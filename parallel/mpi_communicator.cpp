@@ -136,6 +136,18 @@ class MpiCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int color) override {
     MPI_Comm part = MPI_COMM_NULL;
     check(MPI_Comm_split(comm_, color, rank(), &part), "MPI_Comm_split");
+    return adopt(part);
+  }
+
+  std::unique_ptr<Communicator> split_by_host() override {
+    MPI_Comm part = MPI_COMM_NULL;
+    check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &part),
+          "MPI_Comm_split_type");
+    return adopt(part);
+  }
+
+ private:
+  std::unique_ptr<Communicator> adopt(MPI_Comm part) {
     int part_rank = 0;
     int part_size = 0;
     check(MPI_Comm_rank(part, &part_rank), "MPI_Comm_rank");
@@ -144,7 +156,6 @@ class MpiCommunicator final : public Communicator {
     return std::make_unique<MpiCommunicator>(part, part_rank, part_size, options);
   }
 
- private:
   struct Message {
     int peer;
     int bytes;

@@ -5,9 +5,6 @@
 namespace gatefold {
 namespace {
 
-constexpr std::int64_t kMaxTileRows = 64;
-constexpr std::int64_t kTileRowStep = 16;
-
 void measure(MergePlan& plan) {
   int height = 0;
   for (const int merges : plan.merges) {
@@ -19,10 +16,9 @@ void measure(MergePlan& plan) {
 
 }  // namespace
 
-std::int64_t tile_rows(std::int64_t rows) {
-  if (rows <= 1) return 1;
-  const std::int64_t tiles = ceil_div(rows, kMaxTileRows);
-  return round_up(ceil_div(rows, tiles), kTileRowStep);
+std::int64_t tile_rows(std::int64_t rows, std::span<const std::int64_t> heights) {
+  const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(rows, heights.back()));
+  return *std::ranges::lower_bound(heights, ceil_div(rows, tiles));
 }
 
 SumTree::SumTree(const Blocks& blocks) : blocks_(blocks) {}

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,9 +26,12 @@ constexpr Range owned_blocks(std::int64_t blocks, std::int64_t ranks, std::int64
   return even_part(blocks, ranks, rank);
 }
 
-/// Rows per tile for `rows` rows in all ranks together: ceil(rows/64) tiles as even as multiples of
-/// 16 allow (16, 32, 48 or 64 rows), and 1 for a single row.
-std::int64_t tile_rows(std::int64_t rows);
+/// What tiles of a CPU may have.
+constexpr std::array<std::int64_t, 5> kCpuTileHeights{1, 16, 32, 48, 64};
+
+/// Rows per tile for `rows` rows in all ranks together: as few tiles as the largest of `heights`
+/// allows, and for as many the smallest height that does. The heights, ascending, are the device's.
+std::int64_t tile_rows(std::int64_t rows, std::span<const std::int64_t> heights = kCpuTileHeights);
 
 /// A postfix program over a sequence of leaves: after leaf i is pushed, merges[i] times the two top
 /// values of the stack are replaced by (lower + upper). What is left are the roots, in order.

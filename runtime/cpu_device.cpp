@@ -139,12 +139,22 @@ class CpuDevice final : public Device {
     return model == DType::kBf16 && OnednnGemm::multiplies_bf16() ? DType::kBf16 : DType::kF32;
   }
 
+  std::span<const std::int64_t> tile_heights() const override { return kCpuTileHeights; }
+
   Buffer allocate(std::int64_t bytes) override { return allocate_bytes(bytes); }
   void upload(std::byte* out, const std::byte* host, std::int64_t bytes) override {
     std::memcpy(out, host, static_cast<std::size_t>(bytes));
   }
   void download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
     std::memcpy(host, in, static_cast<std::size_t>(bytes));
+  }
+  bool in_host_memory() const override { return true; }
+  Buffer allocate_host(std::int64_t bytes) override { return allocate_bytes(bytes); }
+  void start_upload(std::byte* out, const std::byte* host, std::int64_t bytes) override {
+    upload(out, host, bytes);
+  }
+  void start_download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
+    download(host, in, bytes);
   }
   void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
                  std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) override {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "runtime/activation.h"
@@ -32,12 +33,23 @@ class Device {
   /// What weights and hidden values of a model in `model` are kept in: `model` itself, or f32
   /// where the device can't multiply it ("widened").
   virtual DType storage(DType model) const = 0;
+  /// The rows that a canonical tile may have, from the fewest on: see canonical tile_rows().
+  virtual std::span<const std::int64_t> tile_heights() const = 0;
 
   /// Throws Error 71 with the bytes wanted.
   virtual Buffer allocate(std::int64_t bytes) = 0;
+  /// Whether its memory is the host's: else only a communicator for device memory takes it.
+  virtual bool in_host_memory() const = 0;
+  /// upload() and download() have copied when they return.
   virtual void upload(std::byte* out, const std::byte* host, std::int64_t bytes) = 0;
   virtual void download(std::byte* host, const std::byte* in, std::int64_t bytes) = 0;
   /// `rows` rows of `bytes` bytes, strides in bytes.
+  /// Host memory that start_download() and start_upload() reach, pinned for the device.
+  virtual Buffer allocate_host(std::int64_t bytes) = 0;
+  /// The same copies without the wait: `host`, of allocate_host(), is the device's until
+  /// synchronize().
+  virtual void start_upload(std::byte* out, const std::byte* host, std::int64_t bytes) = 0;
+  virtual void start_download(std::byte* host, const std::byte* in, std::int64_t bytes) = 0;
   virtual void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
                          std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) = 0;
   virtual void synchronize() = 0;
@@ -82,6 +94,8 @@ class Device {
 /// Throws Error 64 for more than 4096.
 std::unique_ptr<Device> make_cpu_device(int threads = 0);
 
+/// How many GPUs this process sees: 0 where the build or the machine has none.
+int visible_cuda_devices();
 /// A CUDA device for this process's GPU. Throws Error 69 where the build or the machine has none.
 std::unique_ptr<Device> make_cuda_device(int local_rank);
 

@@ -1,11 +1,13 @@
 #include "runtime/gemm_check.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "runtime/hash.h"
+#include "runtime/tensor_source.h"
 
 namespace gatefold {
 namespace {
@@ -13,17 +15,16 @@ namespace {
 /// Values in (-1, 1) of many magnitudes, so that a change of order shows in the bits.
 void fill(std::vector<std::byte>& bytes, DType storage, std::uint64_t seed) {
   std::uint64_t state = seed;
-  const std::size_t n = bytes.size() / static_cast<std::size_t>(size_of(storage));
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::uint64_t r = SplitMix64::mix(state += SplitMix64::kGamma);
-    float value = (static_cast<float>(r >> 40) * 0x1p-23F - 1.0F);
-    if ((r & 7U) == 0) value *= 0x1p-8F;
-    if (storage == DType::kBf16) {
-      const std::uint16_t bits = float_to_bf16(value);
-      std::memcpy(bytes.data() + 2 * i, &bits, 2);
-    } else {
-      std::memcpy(bytes.data() + 4 * i, &value, 4);
+  std::array<float, 1024> values{};
+  const auto n = static_cast<std::int64_t>(bytes.size()) / size_of(storage);
+  for (std::int64_t first = 0; first < n; first += std::ssize(values)) {
+    for (float& value : values) {
+      const std::uint64_t r = SplitMix64::mix(state += SplitMix64::kGamma);
+      value = static_cast<float>(r >> 40) * 0x1p-23F - 1.0F;
+      if ((r & 7U) == 0) value *= 0x1p-8F;
     }
+    convert(DType::kF32, reinterpret_cast<const std::byte*>(values.data()), storage,
+            bytes.data() + first * size_of(storage), std::min(std::ssize(values), n - first));
   }
 }
 

@@ -31,6 +31,7 @@ class HookedCommunicator final : public Communicator {
   void barrier() override { inner_.barrier(); }
   void all_reduce(float* data, std::int64_t count) override { inner_.all_reduce(data, count); }
   std::unique_ptr<Communicator> split(int color) override { return inner_.split(color); }
+  std::unique_ptr<Communicator> split_by_host() override { return inner_.split_by_host(); }
 
  private:
   Communicator& inner_;

@@ -264,7 +264,7 @@ TEST_F(Linear, MergedColumnParallelActivatesEachOwnedBlockOfGateAndUp) {
         MergedColumnParallelLinear linear(tensors, silu, source, place, options(dtype));
         const DType storage = place.device->storage(dtype);
         for (const RowCount& rows : row_counts()) {
-          const std::int64_t height = tile_height(linear.kernel(), rows);
+          const std::int64_t height = tile_height(*place.device, linear.kernel(), rows);
           linear.reserve(height);
           const std::vector<float> x = up.x(rows.local);
           const std::int64_t padded = round_up(rows.local, height);

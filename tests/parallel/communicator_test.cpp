@@ -25,9 +25,10 @@ class CommunicatorTest : public ::testing::TestWithParam<Backend> {
  protected:
   void SetUp() override {
     comm_ = GetParam().make();
-    if (!GetParam().split_in_two) return;
+    const auto& on_top = GetParam().on_top;
+    if (!GetParam().split_in_two && !on_top) return;
     whole_ = std::move(comm_);
-    comm_ = whole_->split(whole_->rank() % 2);
+    comm_ = on_top ? on_top(*whole_) : whole_->split(whole_->rank() % 2);
   }
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }

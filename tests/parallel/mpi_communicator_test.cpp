@@ -7,10 +7,30 @@
 #include <vector>
 
 #include "parallel/mpi_interop.h"
+#include "parallel/staged_communicator.h"
 #include "runtime/error.h"
 #include "tests/parallel/backends.h"
+#include "tests/runtime/counting_device.h"
 
 namespace gatefold {
+
+namespace {
+
+/// Its memory can't be taken for the host's: copies between the two change the sign of every float,
+/// and so every fourth byte.
+class SignedMemory final : public testing::CountingDevice {
+ public:
+  SignedMemory() : CountingDevice(make_cpu_device(1)) {}
+  bool in_host_memory() const override { return false; }
+  void start_download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
+    for (std::int64_t i = 0; i < bytes; ++i) host[i] = in[i] ^ std::byte(i % 4 == 3 ? 0x80 : 0);
+  }
+  void start_upload(std::byte* out, const std::byte* host, std::int64_t bytes) override {
+    start_download(out, host, bytes);
+  }
+};
+
+}  // namespace
 
 std::vector<Backend> backends() {
   const auto whole = [] { return make_mpi_communicator(MPI_COMM_WORLD); };
@@ -19,9 +39,14 @@ std::vector<Backend> backends() {
     options.max_message_bytes = 100;
     return make_mpi_communicator(MPI_COMM_WORLD, options);
   };
+  const auto staged = [](Communicator& inner) {
+    static SignedMemory device;
+    return make_staged_communicator(inner, device);
+  };
   return {{"mpi", whole},
           {"mpi_in_small_pieces", in_small_pieces},
           {"half_of_mpi", whole, true},
+          {"staged", whole, false, staged},
           {"self", [] { return make_self_communicator(); }}};
 }
 

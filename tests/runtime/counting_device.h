@@ -20,6 +20,7 @@ class CountingDevice : public Device {
   std::string description() const override { return device_->description(); }
   std::string library() const override { return device_->library(); }
   DType storage(DType model) const override { return device_->storage(model); }
+  std::span<const std::int64_t> tile_heights() const override { return device_->tile_heights(); }
   Buffer allocate(std::int64_t bytes) override {
     ++allocations_;
     bytes_ += bytes;
@@ -30,6 +31,14 @@ class CountingDevice : public Device {
   }
   void download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
     device_->download(host, in, bytes);
+  }
+  bool in_host_memory() const override { return device_->in_host_memory(); }
+  Buffer allocate_host(std::int64_t bytes) override { return device_->allocate_host(bytes); }
+  void start_upload(std::byte* out, const std::byte* host, std::int64_t bytes) override {
+    device_->start_upload(out, host, bytes);
+  }
+  void start_download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
+    device_->start_download(host, in, bytes);
   }
   void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
                  std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) override {
