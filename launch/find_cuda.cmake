@@ -22,5 +22,5 @@ target_compile_options(gatefold_options INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false --expt-relaxed-constexpr -Xcompiler=-ffp-contract=off
     -Xcompiler=-Wall,-Wextra $<$<BOOL:${GATEFOLD_WERROR}>:-Werror=all-warnings>>)
 
-set(GATEFOLD_CUDA_SOURCES cuda_device.cpp)
-set(GATEFOLD_CUDA_LIBRARIES CUDA::cudart)
+set(GATEFOLD_CUDA_SOURCES cuda_device.cpp cuda_gemm.cpp cuda_kernels.cu)
+set(GATEFOLD_CUDA_LIBRARIES CUDA::cudart CUDA::cublasLt)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 namespace gatefold {
@@ -7,5 +8,6 @@ namespace gatefold {
 /// Throws unless `status` is success: Error 71 where memory was short, 70 otherwise; `call` says
 /// what was called.
 void check(cudaError_t status, const char* call);
+void check(cublasStatus_t status, const char* call);
 
 }  // namespace gatefold

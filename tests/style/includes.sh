@@ -13,7 +13,7 @@ find runtime parallel layers launch -type f \
       allowed["mpi"] = "^parallel/(mpi_communicator.cpp|session.cpp|mpi_interop.h|mpi_check.h)$"
       allowed["oneDNN"] = "^runtime/(cpu_device|onednn_gemm).cpp$"
       allowed["OpenMP"] = "^runtime/[^/]*.cpp$"
-      allowed["CUDA"] = "^runtime/cuda_[a-z_]*[.](cpp|cu|cuh)$|^runtime/cuda_(check|interop)[.]h$|^parallel/nccl_(communicator[.]cpp|interop[.]h)$"
+      allowed["CUDA"] = "^runtime/cuda_[a-z_]*[.](h|cpp|cu|cuh)$|^parallel/nccl_(communicator[.]cpp|interop[.]h)$"
       allowed["fmt or JSON"] = "[.](cpp|cu)$"
     }
     function fault(why) {
