@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -33,8 +32,8 @@ class MemorySource : public TensorSource {
     const std::int64_t width = tensor.shape.empty() ? 1 : tensor.shape.back();
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       const float* from = tensor.values.data() + r * width + cols.begin;
-      std::memcpy(out, from, static_cast<std::size_t>(cols.size()) * sizeof(float));
-      out += static_cast<std::size_t>(cols.size()) * sizeof(float);
+      const auto* bytes = reinterpret_cast<const std::byte*>(from);
+      out = std::copy_n(bytes, static_cast<std::size_t>(cols.size()) * sizeof(float), out);
     }
   }
   std::string description() const override { return "memory"; }
