@@ -19,3 +19,4 @@ foreach(np IN ITEMS 1 2 3 4)
     COMMAND $<TARGET_FILE:gatefold> verify --device cuda --comm mpi --tokens 70
             --model ${PROJECT_SOURCE_DIR}/tests/fixtures/smollm2-135m-instruct)
 endforeach()
+gatefold_gpu_test(cuda_far_rows SOURCES runtime/cuda_far_rows_test.cpp KERNELS product LINK gatefold_runtime)
