@@ -43,13 +43,13 @@ class Device {
   /// upload() and download() have copied when they return.
   virtual void upload(std::byte* out, const std::byte* host, std::int64_t bytes) = 0;
   virtual void download(std::byte* host, const std::byte* in, std::int64_t bytes) = 0;
-  /// `rows` rows of `bytes` bytes, strides in bytes.
   /// Host memory that start_download() and start_upload() reach, pinned for the device.
   virtual Buffer allocate_host(std::int64_t bytes) = 0;
   /// The same copies without the wait: `host`, of allocate_host(), is the device's until
   /// synchronize().
   virtual void start_upload(std::byte* out, const std::byte* host, std::int64_t bytes) = 0;
   virtual void start_download(std::byte* host, const std::byte* in, std::int64_t bytes) = 0;
+  /// `rows` rows of `bytes` bytes, strides in bytes.
   virtual void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
                          std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) = 0;
   virtual void synchronize() = 0;
