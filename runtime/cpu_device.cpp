@@ -91,11 +91,13 @@ std::int64_t available_memory() {
 
 Buffer allocate_bytes(std::int64_t bytes) {
   // Linux promises more memory than there is, and kills who then uses it.
-  if (bytes >= kHugePage && bytes > available_memory()) {
+  const std::int64_t left =
+      bytes < kHugePage ? std::numeric_limits<std::int64_t>::max() : available_memory();
+  if (bytes > left) {
     throw Error(ExitCode::kOutOfMemory,
                 fmt::format("{} bytes of memory could not be had (this machine has {} left); use "
                             "more ranks on more machines, or fewer tokens",
-                            bytes, available_memory()));
+                            bytes, left));
   }
   // Whole huge pages, the last one too: a block's weight is only a few of them long.
   const std::int64_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;

@@ -15,7 +15,7 @@ class Strict : public NcclTest {
  protected:
   void SetUp() override {
     if (!on_stand_in()) GTEST_SKIP() << "NCCL itself hangs here";
-    if (size() < 2) GTEST_SKIP() << "alone";
+    if (size() < 2) GTEST_SKIP() << "one rank has no peers";
     open(0);
   }
   int other() const { return rank() == 0 ? 1 : 0; }

@@ -149,7 +149,7 @@ TEST_P(NcclTest, SeveralMessagesBetweenTwoRanksKeepTheirOrder) {
 }
 
 TEST_P(NcclTest, ACallReturnsBeforeItsPeersComeAndItsStreamSaysSo) {
-  if (size() < 2) GTEST_SKIP() << "alone";
+  if (size() < 2) GTEST_SKIP() << "one rank has no peers";
   const OnDevice<float> data(Floats(4, 1));
   if (rank() == 0) {
     EXPECT_TRUE(
