@@ -326,8 +326,7 @@ struct Place {
   std::array<char, 32> gpu;
 };
 
-/// NCCL refuses two ranks on one GPU, with words that don't help; and late.
-void require_own_gpus(Communicator& over) {
+Place own_place() {
   Place mine{};
   const char* id = std::getenv("NCCL_HOSTID");
   if (id != nullptr) {
@@ -339,13 +338,18 @@ void require_own_gpus(Communicator& over) {
   gatefold::check(cudaGetDevice(&device), "cudaGetDevice");
   gatefold::check(cudaDeviceGetPCIBusId(mine.gpu.data(), static_cast<int>(mine.gpu.size()), device),
                   "cudaDeviceGetPCIBusId");
+  return mine;
+}
+
+/// NCCL refuses two ranks on one GPU, with words that don't help; and late. Collective.
+void require_own_gpus(Communicator& over) {
   std::vector<Place> places(static_cast<std::size_t>(over.size()));
-  places[static_cast<std::size_t>(over.rank())] = mine;
+  run_agreed(over, [&] { places[static_cast<std::size_t>(over.rank())] = own_place(); });
   all_gather<Place>(over, places);
   for (std::size_t b = 1; b < places.size(); ++b) {
     for (std::size_t a = 0; a < b; ++a) {
       if (places[a].host != places[b].host || places[a].gpu != places[b].gpu) continue;
-      throw Error(
+      throw AgreedError(
           ExitCode::kUnavailable,
           fmt::format("rank {} and rank {} share GPU {} of {} (NCCL wants one for each rank); "
                       "start fewer ranks there, or let MPI move the data",
@@ -362,7 +366,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& over, cudaStr
   if (own.progress == nullptr) own.progress = &over.progress();
   auto handle = std::make_unique<Handle>(own);
   std::unique_ptr<Communicator> made;
-  run_agreed(over, [&] { require_own_gpus(over); });
+  require_own_gpus(over);
   ncclUniqueId id{};
   run_agreed(over, [&] {
     if (over.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");

@@ -4,7 +4,6 @@ set -euo pipefail
 # shellcheck source=tests/faults/driver.sh
 source "$(dirname "${BASH_SOURCE[0]}")/driver.sh"
 
-right="Out of bounds values : 0 OK"
 work=(-- verify --model "$model")
 
 # together NAME NP CODE WORDS …: as agreed, and one line in all.

@@ -14,6 +14,15 @@ trap 'rm -rf "$scratch"' EXIT
 cases=0
 failed=0
 
+# What jobs verify, and what they say when all is well.
+cat >"$scratch/biased.json" <<'END'
+{"model_type": "gatefold_ffn", "hidden_size": 192, "intermediate_size": 320, "gated": true,
+ "activation": "silu", "bias": true, "num_hidden_layers": 1, "torch_dtype": "bfloat16"}
+END
+real=(-- verify --model "$model")
+biased=(-- verify --config "$scratch/biased.json")
+right="Out of bounds values : 0 OK"
+
 # start NP NAME=VALUE… -- ARGUMENT…: a job of NP ranks; sets status, seconds and job. GATEFOLD_FAULT
 # among the values takes the program that has faults, GATEFOLD_ALTER preloads the layer under MPI.
 # survivors=1 keeps mpirun from ending the others when a rank is lost. It gives the others 1 s to

@@ -5,14 +5,6 @@ set -euo pipefail
 # shellcheck source=tests/faults/driver.sh
 source "$(dirname "${BASH_SOURCE[0]}")/driver.sh"
 
-cat >"$scratch/biased.json" <<'END'
-{"model_type": "gatefold_ffn", "hidden_size": 192, "intermediate_size": 320, "gated": true,
- "activation": "silu", "bias": true, "num_hidden_layers": 1, "torch_dtype": "bfloat16"}
-END
-right="Out of bounds values : 0 OK"
-real=(-- verify --model "$model")
-biased=(-- verify --config "$scratch/biased.json")
-
 # unseen ARGUMENT…: as agreed, ending in 1, and by nothing that is said of y.
 unseen() { # NAME NP WORDS NAME=VALUE… -- ARGUMENT…
   agreed "$1" "$2" 1 "other weights in|FAILED|$3" "${@:4}"

@@ -5,14 +5,7 @@ set -euo pipefail
 # shellcheck source=tests/faults/driver.sh
 source "$(dirname "${BASH_SOURCE[0]}")/driver.sh"
 
-cat >"$scratch/biased.json" <<'END'
-{"model_type": "gatefold_ffn", "hidden_size": 192, "intermediate_size": 320, "gated": true,
- "activation": "silu", "bias": true, "num_hidden_layers": 1, "torch_dtype": "bfloat16"}
-END
-right="Out of bounds values : 0 OK"
 wrong="other bits than one device|outside the float64 bound|FAILED"
-real=(-- verify --model "$model")
-biased=(-- verify --config "$scratch/biased.json")
 
 #      what                                        np code words               environment -- arguments
 agreed "nothing is wrong, 1 rank"                   1 0 "$right"               "${real[@]}"
