@@ -334,6 +334,7 @@ Range Job::own_tokens(std::int64_t tokens) const {
 KernelChoice Job::kernel(const FfnSpec& spec) const {
   world_->progress().enter("the GEMM self-check");
   run_agreed(*world_, [&] {  // before minutes are spent on loading what can't be held
+    if (!device_->in_host_memory()) return;
     const double bytes = static_cast<double>(spec.parameters()) *
                          static_cast<double>(size_of(device_->storage(dtype_))) /
                          grid_->tp().size();
