@@ -22,5 +22,6 @@ target_compile_options(gatefold_options INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false --expt-relaxed-constexpr -Xcompiler=-ffp-contract=off
     -Xcompiler=-Wall,-Wextra $<$<BOOL:${GATEFOLD_WERROR}>:-Werror=all-warnings>>)
 
-set(GATEFOLD_CUDA_SOURCES cuda_device.cpp cuda_gemm.cpp cuda_kernels.cu)
-set(GATEFOLD_CUDA_LIBRARIES CUDA::cudart CUDA::cublasLt)
+set(GATEFOLD_CUDA_SOURCES cuda_device.cpp cuda_gemm.cpp cuda_versions.cpp cuda_kernels.cu
+    cuda_expert_kernels.cu)
+set(GATEFOLD_CUDA_LIBRARIES CUDA::cudart CUDA::cublasLt CUDA::nvtx3)

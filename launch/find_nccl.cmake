@@ -3,6 +3,7 @@
 # installed package, where what is missing is the caller's to report.
 set(NCCL_NOT_FOUND_MESSAGE "")
 if(NOT GATEFOLD_NCCL)
+  set(GATEFOLD_NCCL_SOURCES no_nccl.cpp)
   return()
 endif()
 

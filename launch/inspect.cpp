@@ -4,11 +4,14 @@
 #include <optional>
 #include <string_view>
 
+#include "launch/expert_load.h"
 #include "launch/job.h"
+#include "launch/kernel_names.h"
 #include "launch/model_total.h"
+#include "launch/owners.h"
 #include "parallel/agreement.h"
 #include "runtime/activation.h"
-#include "runtime/error.h"
+#include "runtime/quoted_name.h"
 
 namespace gatefold {
 namespace {
@@ -19,7 +22,7 @@ constexpr std::int64_t kChunkRows = 1024;
 
 /// Layers that are alike but for their number.
 struct LayerKind {
-  FfnSpec spec;
+  LayerSpec spec;
   std::vector<std::int64_t> layers;
 };
 
@@ -27,6 +30,56 @@ bool alike(const FfnSpec& a, const FfnSpec& b) {
   return a.hidden_size == b.hidden_size && a.intermediate_size == b.intermediate_size &&
          a.gated() == b.gated() && a.activation.kind == b.activation.kind &&
          a.parameters() == b.parameters();
+}
+
+bool alike(const MoeSpec& a, const MoeSpec& b) {
+  return alike(a.experts.front(), b.experts.front()) && a.route.experts == b.route.experts &&
+         a.route.top_k == b.route.top_k &&
+         std::ranges::equal(a.shared, b.shared, [](const FfnSpec& one, const FfnSpec& other) {
+           return alike(one, other);
+         });
+}
+
+bool alike(const LayerSpec& a, const LayerSpec& b) {
+  if (is_moe(a) != is_moe(b)) return false;
+  return is_moe(a) ? alike(std::get<MoeSpec>(a), std::get<MoeSpec>(b))
+                   : alike(std::get<FfnSpec>(a), std::get<FfnSpec>(b));
+}
+
+bool any_moe(const std::vector<LayerKind>& kinds) {
+  return std::ranges::any_of(kinds, [](const LayerKind& kind) { return is_moe(kind.spec); });
+}
+
+/// The first dense layer's, if any is.
+const FfnSpec* first_dense(const std::vector<LayerKind>& kinds) {
+  for (const LayerKind& kind : kinds) {
+    if (const auto* dense = std::get_if<FfnSpec>(&kind.spec)) return dense;
+  }
+  return nullptr;
+}
+
+/// What a layer has, and what one token meets of it.
+struct Size {
+  double all = 0;
+  double active = 0;
+  double bytes = 0;  // read for one token
+};
+
+Size size_of_layer(const LayerSpec& spec, DType dtype) {
+  const auto element = static_cast<double>(size_of(dtype));
+  if (const auto* dense = std::get_if<FfnSpec>(&spec)) {
+    const auto all = static_cast<double>(dense->parameters());
+    return {all, all, all * element};
+  }
+  const auto& moe = std::get<MoeSpec>(spec);
+  Size size{static_cast<double>(moe.parameters(moe.route.experts)),
+            static_cast<double>(moe.parameters(moe.route.top_k))};
+  // Routers and what gates shared experts are kept in fp32.
+  std::int64_t mlps = moe.route.top_k * moe.experts.front().parameters();
+  for (const FfnSpec& shared : moe.shared) mlps += shared.parameters();
+  const auto multiplied = static_cast<double>(mlps);
+  size.bytes = multiplied * element + (size.active - multiplied) * 4;
+  return size;
 }
 
 /// act(gate), or act(up) where there is no gate, over tokens and hidden channels.
@@ -67,7 +120,7 @@ void count_rows(const Job& job, MergedColumnParallelLinear& gate, const std::byt
   const Tiles x_tiles = tiles(round_up(hidden, kInnerStep), x_memory);
   const Buffer x = device.allocate(rows * hidden * size_of(job.dtype()));
   device.upload(x.data(), host_x, x.bytes());
-  device.tile_rows(x.data(), hidden, job.dtype(), hidden, x_tiles);
+  device.tile_rows({.data = x.data(), .stride = hidden}, job.dtype(), hidden, x_tiles);
   for (std::size_t block = 0; block < gate.blocks(); ++block) {
     const Tiles h = tiles(gate.shape(block).padded_outputs(), h_memory);
     gate.forward_block(block, x_tiles, h);
@@ -116,35 +169,24 @@ GateCount count_gates(const Job& job, const FfnSpec& spec, const TokenBatch& bat
   return total;
 }
 
-std::string_view activation_name(ActivationKind kind) {
-  switch (kind) {
-    case ActivationKind::kIdentity: return "identity";
-    case ActivationKind::kRelu: return "relu";
-    case ActivationKind::kRelu2: return "relu2";
-    case ActivationKind::kSilu: return "silu";
-    case ActivationKind::kGeluExact: return "gelu";
-    case ActivationKind::kGeluTanh: return "gelu_pytorch_tanh";
-    case ActivationKind::kQuickGelu: return "quick_gelu";
-    case ActivationKind::kClampedSwiglu: return "clamped_swiglu";
-  }
-  return "?";
-}
-
 Cell whole(std::int64_t n) { return Cell::of(static_cast<double>(n), fmt::format("{}", n)); }
+Cell whole(double n) { return Cell::of(n, fmt::format("{:.0f}", n)); }
+Cell real(double n) { return Cell::of(n, fmt::format("{:.3f}", n)); }
 Cell share(std::int64_t part, std::int64_t all) {
   const double value = all > 0 ? static_cast<double>(part) / static_cast<double>(all) : 0.0;
   return Cell::of(value, fmt::format("{:.1f} %", 100 * value));
 }
-std::string shape(std::int64_t rows, std::int64_t columns) {
-  return fmt::format("[{}, {}]", rows, columns);
-}
 
 /// With --model each layer is looked up in the checkpoint. Collective.
 std::vector<LayerKind> find_kinds(const Job& job) {
+  const ModelConfig& config = job.config();
+  const auto planned = [&config](std::int64_t layer) {
+    return config.is_moe(layer) ? LayerSpec(config.moe_spec(layer))
+                                : LayerSpec(config.layer_spec(layer));
+  };
   std::vector<LayerKind> kinds;
   for (const std::int64_t layer : job.layers()) {
-    FfnSpec spec =
-        job.options().model.empty() ? job.config().layer_spec(layer) : job.layer_spec(layer);
+    LayerSpec spec = job.options().model.empty() ? planned(layer) : job.layer_spec(layer);
     const auto known = std::ranges::find_if(
         kinds, [&spec](const LayerKind& kind) { return alike(kind.spec, spec); });
     if (known != kinds.end()) {
@@ -156,106 +198,152 @@ std::vector<LayerKind> find_kinds(const Job& job) {
   return kinds;
 }
 
-std::vector<Column> columns_of(bool with_gates, const FfnSpec& spec) {
-  std::vector<Column> columns = {{"layers", "", "layers"},
-                                 {"kind", "", "kind"},
-                                 {"act", "", "activation"},
-                                 {"gate", "[I, H]", "gate"},
-                                 {"up", "[I, H]", "up"},
-                                 {"down", "[H, I]", "down"},
-                                 {"bias", "", "bias"},
-                                 {"parameters", "a layer", "parameters"},
-                                 {"read", "B/token", "bytes_per_token"}};
-  if (with_gates) {
-    const std::string name = spec.gated() ? "act(gate)" : "act(up)";
+/// What a table says of models without experts is what it says of all, and no more.
+std::vector<Column> columns_of(bool with_tokens, const std::vector<LayerKind>& kinds) {
+  const bool experts = any_moe(kinds);
+  std::vector<Column> columns = {{"layers", "", "layers"},  {"kind", "", "kind"},
+                                 {"act", "", "activation"}, {"gate", "[I, H]", "gate"},
+                                 {"up", "[I, H]", "up"},    {"down", "[H, I]", "down"},
+                                 {"bias", "", "bias"}};
+  if (experts) columns.push_back({"shared", "I", "shared"});
+  columns.push_back({"parameters", "a layer", "parameters"});
+  if (experts) columns.push_back({"active", "a token", "active_parameters"});
+  columns.push_back({"read", "B/token", "bytes_per_token"});
+  if (!with_tokens) return columns;
+  if (const FfnSpec* dense = first_dense(kinds)) {
+    const std::string name = dense->gated() ? "act(gate)" : "act(up)";
     columns.push_back({name, "> 0.1", "gate_open"});
     columns.push_back({name, "< -0.1", "gate_closed"});
+  }
+  if (experts) {
+    columns.insert(columns.end(), {{"load", "max/mean", "load_max_over_mean"},
+                                   {"entropy", "bits", "load_entropy_bits"},
+                                   {"entropy", "/ log2 E", "load_entropy_share"},
+                                   {"experts", "without", "experts_without_tokens"}});
   }
   return columns;
 }
 
-std::vector<Cell> cells_of(const Job& job, const FfnSpec& spec, const std::string& layers) {
-  const std::string wide = shape(spec.intermediate_size, spec.hidden_size);
-  return {Cell::of(layers),
-          Cell::of(spec.gated() ? "dense, gated" : "dense, plain"),
-          Cell::of(std::string(activation_name(spec.activation.kind))),
-          Cell::of(spec.gated() ? wide : "-"),
-          Cell::of(wide),
-          Cell::of(shape(spec.hidden_size, spec.intermediate_size)),
-          Cell::of(spec.down_bias ? "yes" : "no"),
-          whole(spec.parameters()),
-          whole(spec.parameters() * size_of(job.dtype()))};
+std::vector<Cell> cells_of(const Job& job, const LayerSpec& spec, bool experts,
+                           const std::string& layers) {
+  const auto* moe = std::get_if<MoeSpec>(&spec);
+  const FfnSpec& ffn = moe == nullptr ? std::get<FfnSpec>(spec) : moe->experts.front();
+  const std::string times = moe == nullptr ? "" : fmt::format("{} x ", moe->route.experts);
+  const auto shape = [&times](std::int64_t rows, std::int64_t columns) {
+    return Cell::of(fmt::format("{}[{}, {}]", times, rows, columns));
+  };
+  const Cell wide = shape(ffn.intermediate_size, ffn.hidden_size);
+  const Size size = size_of_layer(spec, job.dtype());
+  std::vector<Cell> cells = {Cell::of(layers),
+                             Cell::of(kind_text(spec)),
+                             Cell::of(std::string(activation_name(ffn.activation.kind))),
+                             ffn.gated() ? wide : Cell::of("-"),
+                             wide,
+                             shape(ffn.hidden_size, ffn.intermediate_size),
+                             Cell::of(ffn.down_bias ? "yes" : "no")};
+  if (experts) {
+    const bool shared = moe != nullptr && !moe->shared.empty();
+    cells.push_back(shared ? whole(moe->shared.front().intermediate_size) : Cell::of("-"));
+  }
+  cells.push_back(whole(size.all));
+  if (experts) cells.push_back(whole(size.active));
+  cells.push_back(whole(size.bytes));
+  return cells;
+}
+
+/// How far the gates of layer `spec` open, if it is dense.
+void add_gates(const Job& job, const FfnSpec* spec, const TokenBatch& batch, KernelNames& kernels,
+               std::vector<Cell>& cells) {
+  if (spec == nullptr) {
+    cells.insert(cells.end(), 2, Cell::of("-"));
+    return;
+  }
+  const KernelChoice kernel = job.kernel(*spec);
+  kernels.add(spec->layer, kernel.name);
+  const GateCount gates = count_gates(job, *spec, batch, kernel);
+  cells.push_back(share(gates.open, gates.values));
+  cells.push_back(share(gates.closed, gates.values));
+}
+
+void add_load(const ExpertRows& rows, std::vector<Cell>& cells) {
+  if (rows.empty()) {
+    cells.insert(cells.end(), 4, Cell::of("-"));
+    return;
+  }
+  cells.insert(cells.end(), {real(max_over_mean(rows)), real(entropy_bits(rows)),
+                             real(entropy_share(rows)), whole(experts_without(rows))});
+}
+
+/// One row for each layer, with what its gate or its router does with the tokens.
+void add_rows_with_tokens(const Job& job, const std::vector<LayerKind>& kinds, Report& report) {
+  const TokenBatch batch = job.tokens(hidden_size(kinds.front().spec));
+  KernelNames kernels;
+  std::vector<std::string> histograms;
+  for (const std::int64_t layer : job.layers()) {
+    const LayerSpec spec = job.layer_spec(layer);
+    std::vector<Cell> cells = cells_of(job, spec, any_moe(kinds), fmt::format("{}", layer));
+    if (first_dense(kinds) != nullptr) {
+      add_gates(job, std::get_if<FfnSpec>(&spec), batch, kernels, cells);
+    }
+    if (any_moe(kinds)) {
+      const auto* moe = std::get_if<MoeSpec>(&spec);
+      const ExpertRows rows = moe == nullptr ? ExpertRows{} : count_expert_rows(job, *moe, batch);
+      add_load(rows, cells);
+      if (moe != nullptr) {
+        histograms.push_back(fmt::format("layer {}: how many rows its experts get of {}", layer,
+                                         counted(batch.tokens, "token")));
+        for (std::string& line : load_histogram(rows)) histograms.push_back(std::move(line));
+      }
+    }
+    report.row(std::move(cells));
+  }
+  for (const std::string& line : histograms) report.note(line);
+  if (first_dense(kinds) != nullptr && job.options().reduce == Reduce::kExact) {
+    kernels.state(report);
+  }
 }
 
 /// One row per kind of layer, or with tokens one per layer.
 void add_rows(const Job& job, const std::vector<LayerKind>& kinds, Report& report) {
-  const bool with_gates = job.options().tokens_given || !job.options().input.empty();
-  report.columns(columns_of(with_gates, kinds.front().spec));
-  if (!with_gates) {
-    for (const auto& [spec, layers] : kinds) {
-      report.row(cells_of(job, spec, layer_text(layers)));
-    }
+  const bool with_tokens = job.options().tokens_given || !job.options().input.empty();
+  report.columns(columns_of(with_tokens, kinds));
+  if (with_tokens) {
+    add_rows_with_tokens(job, kinds, report);
     return;
   }
-  const TokenBatch batch = job.tokens(kinds.front().spec.hidden_size);
-  KernelNames kernels;
-  for (const std::int64_t layer : job.layers()) {
-    const FfnSpec spec = job.layer_spec(layer);
-    const KernelChoice kernel = job.kernel(spec);
-    kernels.add(layer, kernel.name);
-    const GateCount gates = count_gates(job, spec, batch, kernel);
-    std::vector<Cell> cells = cells_of(job, spec, fmt::format("{}", layer));
-    cells.push_back(share(gates.open, gates.values));
-    cells.push_back(share(gates.closed, gates.values));
-    report.row(std::move(cells));
+  for (const auto& [spec, layers] : kinds) {
+    report.row(cells_of(job, spec, any_moe(kinds), layer_text(layers)));
   }
-  if (job.options().reduce == Reduce::kExact) kernels.state(report);
 }
 
 void add_totals(const Job& job, const std::vector<LayerKind>& kinds, Report& report) {
-  const double element = static_cast<double>(size_of(job.dtype()));
-  std::int64_t parameters = 0;
+  Size sum;
   for (const auto& [spec, layers] : kinds) {
-    const auto count = static_cast<std::int64_t>(layers.size());
-    const double each = static_cast<double>(spec.parameters());
-    const double all = each * static_cast<double>(count);
-    report.note(
-        fmt::format("{} parameters a layer, {} for {}, {} a layer and {} in all read per {} token",
-                    human(each, "", 4), human(all, ""), count, human(each * element, "B"),
-                    human(all * element, "B"), name_of(job.dtype())));
-    parameters += spec.parameters() * count;
+    const Size each = size_of_layer(spec, job.dtype());
+    const auto count = static_cast<double>(layers.size());
+    const auto active = [&](double parameters) {
+      return is_moe(spec) ? fmt::format(" ({} active)", human(parameters, "")) : std::string();
+    };
+    report.note(fmt::format(
+        "{} parameters{} a layer, {}{} for {}, {} a layer and {} in all read per {} token",
+        human(each.all, "", 4), active(each.active), human(each.all * count, ""),
+        active(each.active * count), layers.size(), human(each.bytes, "B"),
+        human(each.bytes * count, "B"), name_of(job.dtype())));
+    sum.all += each.all * count;
+    sum.active += each.active * count;
+  }
+  if (any_moe(kinds)) {
+    report.note(fmt::format("{} parameters in these feed-forward layers, {} active for a token",
+                            human(sum.all, ""), human(sum.active, "")));
   }
   const auto total = model_parameters(job.config());
   if (!total) return;
-  report.note(fmt::format("{:.1f} % of the model's {} parameters, counted from its config",
-                          100.0 * static_cast<double>(parameters) / *total, human(*total, "")));
-}
-
-/// Which rank of a tensor-parallel group owns what, for --tp or the tp of this world.
-void add_owners(const Job& job, const FfnSpec& spec, Report& report) {
-  const std::int64_t tp = job.options().tp > 0 ? job.options().tp : job.grid().tp().size();
-  const bool exact = job.options().reduce == Reduce::kExact;
-  const Blocks blocks{spec.intermediate_size, exact ? job.options().blocks : tp};
-  if (tp > blocks.count) {
-    throw Error(ExitCode::kUsage, fmt::format("--tp {} is more than --blocks {} (a rank owns whole "
-                                              "blocks); use a smaller tp or more blocks",
-                                              tp, blocks.count));
-  }
-  const std::int64_t vectors = (spec.gate_bias ? 1 : 0) + (spec.up_bias ? 1 : 0);
-  const std::int64_t per_column = (spec.gated() ? 3 : 2) * spec.hidden_size + vectors;
-  report.note(
-      fmt::format("tp {}: which blocks of {}, columns of I = {} and how much of the matrices", tp,
-                  blocks.count, spec.intermediate_size));
-  for (std::int64_t rank = 0; rank < tp; ++rank) {
-    const Range run = owned_blocks(blocks.count, tp, rank);
-    const Range columns = blocks.columns(run);
-    const double parameters = static_cast<double>(per_column * columns.size());
-    report.note(fmt::format(
-        "  rank {}  blocks {}-{}  columns {}  {} parameters, {}", rank, run.begin, run.end - 1,
-        columns.empty() ? std::string("none")
-                        : fmt::format("{}-{}", columns.begin, columns.end - 1),
-        human(parameters, ""), human(parameters * static_cast<double>(size_of(job.dtype())), "B")));
-  }
+  const std::string active =
+      any_moe(kinds)
+          ? fmt::format(" ({} active, attention and embeddings too)", human(total->active, ""))
+          : std::string();
+  report.note(fmt::format("{:.1f} % of the model's {} parameters{}, counted from its config",
+                          100.0 * sum.all / total->all, human(total->all, ""), active));
 }
 
 }  // namespace

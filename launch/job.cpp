@@ -7,15 +7,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 #include <limits>
 #include <numeric>
 #include <ranges>
 
+#include "launch/device_choice.h"
+#include "launch/outputs.h"
+#include "layers/dense_experts.h"
+#include "layers/relaid_source.h"
 #include "layers/seeded_source.h"
 #include "parallel/agreement.h"
-#include "parallel/staged_communicator.h"
 #include "runtime/checkpoint.h"
 #include "runtime/error.h"
 #include "runtime/hash.h"
@@ -25,94 +27,30 @@
 namespace gatefold {
 namespace {
 
-/// Of fp32 tokens in memory at a time, but at least one row.
-constexpr std::int64_t kPieceElements = std::int64_t{1} << 20;
+/// What weights may take of a machine's memory before they are streamed.
+constexpr double kMostOfMemory = 0.7;
 
 std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
-/// The largest divisor of the world that the blocks allow.
-std::int64_t default_tp(std::int64_t world, std::int64_t blocks) {
-  std::int64_t tp = std::min(world, blocks);
-  while (world % tp != 0) --tp;
-  return tp;
+DenseExperts dense_experts(const Options& options) {
+  return {options.split ? DenseInto::kParts : DenseInto::kCopies, options.experts};
 }
 
-/// Tensor `x` [T, H] or [B, S, H] of a safetensors file.
-class TokenFile {
- public:
-  TokenFile(const std::string& path, std::int64_t hidden) : file_(path) {
-    const auto found = file_.header().tensors.find("x");
-    if (found == file_.header().tensors.end()) {
-      throw Error(
-          ExitCode::kData,
-          fmt::format("{}: no tensor x (the input tokens have that name); it has: {}", path,
-                      fmt::join(file_.header().tensors |
-                                    std::views::transform([](const auto& t) { return t.first; }),
-                                ", ")));
-    }
-    const SafetensorsEntry& entry = found->second;
-    const auto stored = dtype_from_safetensors(entry.dtype);
-    const bool rank_fits = entry.shape.size() == 2 || entry.shape.size() == 3;
-    if (!stored || !rank_fits || entry.shape.back() != hidden) {
-      throw Error(
-          ExitCode::kData,
-          fmt::format("{}: x is {} [{}] (tokens must be F32, BF16 or F16 of shape [T, {}] or "
-                      "[B, S, {}], the model's hidden size); write it so",
-                      path, entry.dtype, fmt::join(entry.shape, ", "), hidden, hidden));
-    }
-    stored_ = *stored;
-    shape_ = entry.shape;
-    tokens_ =
-        std::accumulate(shape_.begin(), shape_.end() - 1, std::int64_t{1}, std::multiplies<>());
-    if (tokens_ > 0) return;
-    throw Error(ExitCode::kData, fmt::format("{}: x of shape [{}] holds no tokens (there is "
-                                             "nothing to compute); give it at least one",
-                                             path, fmt::join(shape_, ", ")));
-  }
+/// As many parts as there are experts for, or more where too many ranks would share one: then some
+/// ranks have none.
+std::int64_t default_ep(std::int64_t ranks, std::int64_t experts, std::int64_t blocks) {
+  std::int64_t ep = largest_divisor(ranks, experts);
+  while (ranks % ep != 0 || ranks / ep > blocks) ++ep;
+  return ep;
+}
 
-  std::int64_t tokens() const { return tokens_; }
-  const std::vector<std::int64_t>& shape() const { return shape_; }
-
-  /// Throws Error 64 where x is [B, S, H] with another S than `given`; 0: none is.
-  void check_sequences(const std::string& path, std::int64_t given) const {
-    if (given == 0 || shape_.size() != 3 || shape_[1] == given) return;
-    throw Error(ExitCode::kUsage,
-                fmt::format("--sequence-length {} and {} disagree (its x of shape [{}] has "
-                            "sequences of {} tokens); leave the option out",
-                            given, path, fmt::join(shape_, ", "), shape_[1]));
-  }
-
-  /// Fills x, rounded to the batch's dtype.
-  void read(TokenBatch& batch) const {
-    if (tokens_ != batch.tokens) {
-      throw Error(ExitCode::kData, fmt::format("{}: {} tokens instead of {} (the file has changed "
-                                               "meanwhile); start again",
-                                               batch.description, tokens_, batch.tokens));
-    }
-    const std::int64_t n = tokens_ * batch.hidden;
-    std::vector<std::byte> raw(static_cast<std::size_t>(n * size_of(stored_)));
-    file_.read("x", 0, raw);
-    convert(stored_, raw.data(), batch.dtype, batch.x.data(), n);
-  }
-
- private:
-  SafetensorsFile file_;
-  DType stored_ = DType::kF32;
-  std::vector<std::int64_t> shape_;
-  std::int64_t tokens_ = 0;
-};
-
-/// Fills x a piece at a time, so that fp32 values of all of it never exist.
-void make_tokens(std::uint64_t seed, TokenBatch& batch) {
-  const std::int64_t step = std::max<std::int64_t>(1, kPieceElements / batch.hidden);
-  std::vector<float> values;
-  for (std::int64_t first = 0; first < batch.tokens; first += step) {
-    const Range rows{first, std::min(first + step, batch.tokens)};
-    values.resize(static_cast<std::size_t>(rows.size() * batch.hidden));
-    seeded_tokens(seed, rows, batch.hidden, batch.dtype, values.data());
-    convert(DType::kF32, reinterpret_cast<const std::byte*>(values.data()), batch.dtype,
-            batch.x.data() + first * batch.row_bytes(), rows.size() * batch.hidden);
-  }
+/// The first dense layer and the first mixture of experts, of those that there are.
+std::vector<std::int64_t> first_of_each_kind(const ModelConfig& config) {
+  std::vector<std::int64_t> layers{0};
+  std::int64_t other = 1;
+  while (other < config.num_layers && config.is_moe(other) == config.is_moe(0)) ++other;
+  if (other < config.num_layers) layers.push_back(other);
+  return layers;
 }
 
 std::int64_t machine_memory() {
@@ -142,84 +80,51 @@ std::int64_t checked_bytes(std::int64_t tokens, std::int64_t hidden, DType dtype
   return bytes;
 }
 
-void find_nan_rows(TokenBatch& batch) {
-  for (std::int64_t t = 0; t < batch.tokens; ++t) {
-    const std::vector<float> row = batch.as_float({t, t + 1});
-    if (std::any_of(row.begin(), row.end(), [](float v) { return std::isnan(v); })) {
-      batch.nan_rows.push_back(t);
-    }
-  }
-}
-
 }  // namespace
 
 std::uint64_t fingerprint(std::span<const std::byte> bytes) { return Fnv1a().add(bytes).value(); }
 
-std::vector<float> TokenBatch::as_float(Range rows) const {
-  std::vector<float> values(static_cast<std::size_t>(rows.size() * hidden));
-  convert(dtype, row(rows.begin), DType::kF32, reinterpret_cast<std::byte*>(values.data()),
-          rows.size() * hidden);
-  return values;
-}
-
-DevicePass::DevicePass(Device& device, const std::byte* host_x, const RowCount& rows,
-                       std::int64_t row_bytes)
-    : device_(device), rows_(rows) {
-  const std::int64_t bytes = rows.local * row_bytes;
-  x_ = device.allocate(bytes);
-  y_ = device.allocate(bytes);
-  if (bytes == 0) return;
-  device.upload(x_.data(), host_x, bytes);
-  const std::vector<std::byte> ones(static_cast<std::size_t>(bytes), std::byte{0xff});
-  device.upload(y_.data(), ones.data(), bytes);
-}
-
-std::vector<std::byte> DevicePass::y() const {
-  std::vector<std::byte> host(static_cast<std::size_t>(y_.bytes()));
-  if (!host.empty()) device_.download(host.data(), y_.data(), y_.bytes());
-  return host;
-}
-
-void KernelNames::state(Report& report) const {
-  std::vector<std::string> parts;
-  for (const auto& [name, layers] : layers_) {
-    parts.push_back(layers_.size() == 1 ? name
-                                        : fmt::format("{} (layers {})", name, layer_text(layers)));
-  }
-  report.fact("kernel", fmt::format("{}", fmt::join(parts, "; ")));
-}
-
-Job::Job(const Options& options, Communicator& world, Seams seams)
-    : options_(options), world_(&world), seams_(std::move(seams)) {
+Job::Job(const Options& options, Communicator& world, Seams seams, std::shared_ptr<Device> device)
+    : options_(options), world_(&world), seams_(std::move(seams)), device_(std::move(device)) {
   world.progress().enter("set-up");
   read_config();
   make_grid();
-  const bool cuda =
-      options_.device == DeviceKind::kCuda ||
-      (options_.device == DeviceKind::kAuto && all_true(*world_, visible_cuda_devices() > 0));
-  const int local_rank = cuda ? world_->split_by_host()->rank() : 0;
-  run_agreed(*world_, [&] {
-    if (cuda) device_ = make_cuda_device(local_rank);
-    if (options_.comm == CommKind::kNccl) {
-      throw Error(ExitCode::kUnavailable,
-                  "no NCCL communicator (this build has none); use --comm mpi");
-    }
-    if (device_ == nullptr) device_ = make_cpu_device(static_cast<int>(options_.threads));
+  if (device_ == nullptr) device_ = make_device(options_, *world_);
+  comm_ = choose_comm(*world_, *device_, options_.comm);
+  std::unique_ptr<Communicator> on_device;
+  std::unique_ptr<Communicator> world_on_device;
+  const auto put_on_device = [this](Communicator& group) {
+    return make_device_communicator(group, *device_, comm_.kind, options_.timeout);
+  };
+  run_agreed(*world_, [&] {  // a group that fails must not leave the others waiting
+    on_device = put_on_device(tp());
+    if (grid_->ep() == 0) return;
+    world_on_device = put_on_device(experts_world());
+    etp_on_device_ = put_on_device(grid_->etp());
   });
-  if (!device_->in_host_memory()) tp_.push_back(make_staged_communicator(tp(), *device_));
+  if (on_device != nullptr) tp_.push_back(std::move(on_device));
+  if (world_on_device != nullptr) experts_world_.push_back(std::move(world_on_device));
+  if (seams_.wrap_device) wrapped_device_ = seams_.wrap_device(*device_, world_->rank());
   open_source();
 }
 
 void Job::read_config() {
   run_agreed(*world_, [this] {
-    const std::string path =
-        options_.model.empty() ? options_.config : options_.model + "/config.json";
-    config_ = read_model_config(path, options_.set);
+    if (options_.from_dense.empty()) {
+      const std::string path =
+          options_.model.empty() ? options_.config : options_.model + "/config.json";
+      config_ = read_model_config(path, options_.set);
+    } else {
+      dense_ = read_model_config(options_.from_dense + "/config.json");
+      config_ = experts_config(*dense_, dense_experts(options_),
+                               options_.dtype.value_or(dense_->dtype), options_.set);
+    }
+    if (options_.layout) config_.moe->spelling = spelling_of(config_, *options_.layout);
     dtype_ = options_.dtype.value_or(config_.dtype);
     layers_ = options_.layers;
     const bool whole = !options_.model.empty() || options_.command == Command::kInspect ||
                        options_.command == Command::kMakeModel;
-    if (layers_.empty() && !whole) layers_ = {0};
+    if (layers_.empty() && !whole) layers_ = first_of_each_kind(config_);
     if (layers_.empty()) {
       layers_.resize(static_cast<std::size_t>(config_.num_layers));
       std::iota(layers_.begin(), layers_.end(), 0);
@@ -239,45 +144,120 @@ void Job::read_config() {
 
 void Job::make_grid() {
   const bool exact = options_.reduce == Reduce::kExact;
-  const std::int64_t most = exact ? options_.blocks : world_->size();
-  // inspect shows the plan of any --tp, and make-model needs none: both run on the ranks there are.
+  const std::int64_t ranks = world_->size();
+  const std::int64_t most = exact ? options_.blocks : ranks;
+  const std::int64_t experts = config_.moe ? config_.moe->route.experts : 0;
+  // inspect shows the plan of any grid, and make-model needs none: both run on the ranks there are.
   const bool shares =
       options_.command != Command::kInspect && options_.command != Command::kMakeModel;
-  const bool fits = world_->size() % std::max<std::int64_t>(1, options_.tp) == 0;
-  const std::int64_t tp =
-      options_.tp > 0 && (shares || fits) ? options_.tp : default_tp(world_->size(), most);
+  const auto settled = [&](std::int64_t given, std::int64_t otherwise) {
+    const bool fits = given > 0 && ranks % given == 0;
+    return given > 0 && (shares || fits) ? given : otherwise;
+  };
+  const std::int64_t tp = settled(options_.tp, experts > 0 ? 1 : largest_divisor(ranks, most));
+  const std::int64_t ep =
+      experts == 0 ? 0 : settled(options_.ep, default_ep(ranks, experts, expert_blocks()));
   run_agreed(*world_, [&] {
-    if (!exact || tp <= most) return;
-    throw Error(ExitCode::kUsage,
-                fmt::format("--tp {} is more than --blocks {} (a rank owns whole blocks); use --tp "
-                            "{} or less, or more blocks",
-                            tp, options_.blocks, options_.blocks));
+    if (exact && tp > most) {
+      throw Error(ExitCode::kUsage,
+                  fmt::format("--tp {} is more than --blocks {} (a rank owns whole blocks); use "
+                              "--tp {} or less, or more blocks",
+                              tp, options_.blocks, options_.blocks));
+    }
+    if (experts == 0 && options_.ep > 0) {
+      throw Error(ExitCode::kUsage,
+                  fmt::format("--ep {} is not possible (the layers of {} models are dense); leave "
+                              "it out",
+                              options_.ep, config_.model_type));
+    }
+    if (experts == 0 && options_.routing.kind != RoutingKind::kRouter) {
+      throw Error(ExitCode::kUsage,
+                  fmt::format("--routing {} is not possible (the layers of {} models are dense); "
+                              "leave it out",
+                              text_of(options_.routing), config_.model_type));
+    }
+    if (experts > 0 && shares) check_expert_blocks(ranks / std::max<std::int64_t>(1, ep));
   });
-  grid_ = std::make_unique<Grid>(*world_, tp);
-  if (seams_.wrap_tp) tp_.push_back(seams_.wrap_tp(grid_->tp()));
+  grid_ = std::make_unique<Grid>(*world_, tp, ep);
+  if (!seams_.wrap_exchanges) return;
+  if (experts > 0) {
+    experts_world_.push_back(seams_.wrap_exchanges(*world_));
+  } else {
+    tp_.push_back(seams_.wrap_exchanges(grid_->tp()));
+  }
+}
+
+std::int64_t Job::expert_blocks() const {
+  return options_.expert_blocks > 0 ? options_.expert_blocks
+                                    : default_expert_blocks(config_.moe->intermediate_size);
+}
+
+/// etp ranks share each expert.
+void Job::check_expert_blocks(std::int64_t etp) const {
+  const std::int64_t blocks = expert_blocks();
+  if (etp <= blocks) return;
+  throw Error(ExitCode::kUsage,
+              fmt::format("{} ranks share each expert of {} (a rank owns whole blocks); use a "
+                          "larger --ep, or --expert-blocks {}",
+                          etp, counted(blocks, "block"), etp));
 }
 
 void Job::open_source() {
   std::string hash = "seeded";
   run_agreed(*world_, [&] {
-    if (options_.model.empty()) {
-      source_ = std::make_unique<SeededSource>(config_, options_.seed);
+    const std::string& directory = dense_ ? options_.from_dense : options_.model;
+    ModelConfig canonical = config_;
+    if (canonical.moe) canonical.moe->spelling = 0;
+    if (directory.empty()) {
+      source_ = std::make_unique<SeededSource>(canonical, options_.seed);
       return;
     }
-    auto checkpoint = std::make_unique<Checkpoint>(options_.model);
+    auto checkpoint = std::make_unique<Checkpoint>(directory);
     hash = hex(checkpoint->header_hash());
     source_ = std::move(checkpoint);
+    if (!dense_) return;
+    dense_source_ = std::move(source_);
+    source_ = std::make_unique<DenseExpertsSource>(*dense_, *dense_source_, dense_experts(options_),
+                                                   canonical, layers_);
   });
   require_equal(*world_, "model files with header hash", hash, ExitCode::kData);
+  if (!config_.moe || config_.moe->spelling == 0) return;
+  run_agreed(*world_, [&] {
+    source_ = std::make_unique<RelaidSource>(config_, std::move(source_), layers_);
+  });
 }
 
-FfnSpec Job::layer_spec(std::int64_t layer) const {
-  FfnSpec spec;
+LayerSpec Job::layer_spec(std::int64_t layer) const {
+  LayerSpec spec;
   run_agreed(*world_, [&] {
-    spec = resolve_layer(config_, layer, *source_);
-    spec.activation = load_activation(spec, *source_);
+    if (config_.is_moe(layer)) {
+      spec = resolve_moe(config_, layer, *source_);
+      return;
+    }
+    FfnSpec dense = resolve_layer(config_, layer, *source_);
+    dense.activation = load_activation(dense, *source_);
+    spec = std::move(dense);
   });
   return spec;
+}
+
+FfnSpec Job::dense_spec(std::int64_t layer) const {
+  if (config_.is_moe(layer)) {
+    throw AgreedError(ExitCode::kUsage,
+                      fmt::format("layer {} is a mixture of experts ({} computes dense layers only "
+                                  "so far); choose another with --layers",
+                                  layer, name_of(options_.command)));
+  }
+  return std::get<FfnSpec>(layer_spec(layer));
+}
+
+MoePlace Job::place() const {
+  MoePlace place{device_.get(), nullptr, &tp(), nullptr};
+  if (wrapped_device_ != nullptr) place.device = wrapped_device_.get();
+  if (grid_->ep() == 0) return place;
+  place.world = &experts_world();
+  place.etp = etp_on_device_ != nullptr ? etp_on_device_.get() : &grid_->etp();
+  return place;
 }
 
 std::int64_t Job::token_count(std::int64_t hidden) const {
@@ -303,9 +283,9 @@ std::int64_t Job::token_count(std::int64_t hidden) const {
   return tokens;
 }
 
-TokenBatch Job::tokens(std::int64_t hidden) const {
+TokenBatch Job::tokens(std::int64_t hidden, std::int64_t count) const {
   TokenBatch batch;
-  batch.tokens = token_count(hidden);
+  batch.tokens = count;
   batch.hidden = hidden;
   batch.dtype = dtype_;
   const bool from_file = !options_.input.empty();
@@ -326,28 +306,62 @@ TokenBatch Job::tokens(std::int64_t hidden) const {
   return batch;
 }
 
+Choices Job::given_routing(const RouteRule& rule, const TokenBatch& batch) const {
+  Choices given;
+  if (options_.input.empty()) return given;
+  run_agreed(*world_, [&] {
+    if (world_->rank() != 0) return;
+    given = TokenFile(options_.input, batch.hidden).routing(rule);
+    if (given.rows > 0) check_choices(given, rule, batch.tokens);  // while rows are the file's
+  });
+  std::int64_t rows = given.rows;
+  world_->broadcast(reinterpret_cast<std::byte*>(&rows), sizeof(rows), 0);
+  run_agreed(*world_, [&] { given.resize(rows, rule.top_k); });
+  const std::int64_t bytes = rows * rule.top_k * 4;
+  world_->broadcast(reinterpret_cast<std::byte*>(given.ids.data()), bytes, 0);
+  world_->broadcast(reinterpret_cast<std::byte*>(given.weights.data()), bytes, 0);
+  return given;
+}
+
 Range Job::own_tokens(std::int64_t tokens) const {
   return split_tokens(tokens, grid_->dp_size(),
                       options_.token_split)[static_cast<std::size_t>(grid_->dp_index())];
 }
 
-KernelChoice Job::kernel(const FfnSpec& spec) const {
+KernelChoice Job::kernel(const LayerSpec& spec) const {
   world_->progress().enter("the GEMM self-check");
-  run_agreed(*world_, [&] {  // before minutes are spent on loading what can't be held
-    if (!device_->in_host_memory()) return;
-    const double bytes = static_cast<double>(spec.parameters()) *
-                         static_cast<double>(size_of(device_->storage(dtype_))) /
-                         grid_->tp().size();
-    const auto memory = static_cast<double>(machine_memory());
-    if (bytes <= memory) return;
-    throw Error(
-        ExitCode::kOutOfMemory,
-        fmt::format("the layer's weights take {:.0f} GB on each of {} tensor-parallel ranks "
-                    "(this machine has {:.0f} GB of memory); use more ranks on more machines",
-                    bytes * 1e-9, grid_->tp().size(), memory * 1e-9));
-  });
+  run_agreed(*world_, [&] { check_memory(spec); });
   const bool forced = seams_.fail_self_check && seams_.fail_self_check(world_->rank());
-  return choose_kernel(*world_, *device_, dtype_, ffn_shapes(spec, options_.blocks), !forced);
+  return choose_kernel(*world_, *device_, dtype_, layer_shapes(spec, layer_options({})), !forced);
+}
+
+/// Before minutes are spent on loading what can't be held.
+void Job::check_memory(const LayerSpec& spec) const {
+  const auto* dense = std::get_if<FfnSpec>(&spec);
+  if (!device_->in_host_memory() || dense == nullptr) return;
+  const double bytes = static_cast<double>(dense->parameters()) *
+                       static_cast<double>(size_of(device_->storage(dtype_))) / grid_->tp().size();
+  const auto memory = static_cast<double>(machine_memory());
+  if (bytes <= memory) return;
+  throw Error(ExitCode::kOutOfMemory,
+              fmt::format("the layer's weights take {:.0f} GB on each of {} tensor-parallel ranks "
+                          "(this machine has {:.0f} GB of memory); use more ranks on more machines",
+                          bytes * 1e-9, grid_->tp().size(), memory * 1e-9));
+}
+
+Residency Job::residency(const LayerSpec& spec) const {
+  const auto* moe = std::get_if<MoeSpec>(&spec);
+  if (moe == nullptr || !device_->in_host_memory()) return Residency::kResident;
+  const auto neighbours = world_->split_by_host()->size();
+  const double experts = static_cast<double>(ceil_div(moe->route.experts, grid_->ep())) *
+                         static_cast<double>(moe->experts.front().parameters()) /
+                         grid_->etp().size();
+  double shared = 0;
+  for (const FfnSpec& one : moe->shared) shared += static_cast<double>(one.parameters());
+  const double bytes = (experts + shared / grid_->tp().size()) * neighbours *
+                       static_cast<double>(size_of(device_->storage(dtype_)));
+  const bool fits = bytes <= kMostOfMemory * static_cast<double>(machine_memory());
+  return all_true(*world_, fits) ? Residency::kResident : Residency::kStreamed;
 }
 
 MlpOptions Job::mlp_options(const KernelChoice& kernel) const {
@@ -359,6 +373,12 @@ MlpOptions Job::mlp_options(const KernelChoice& kernel) const {
   return options;
 }
 
+MoeOptions Job::layer_options(const KernelChoice& kernel) const {
+  return {.linear = mlp_options(kernel).linear,
+          .expert_blocks = options_.expert_blocks,
+          .dispatcher = options_.dispatcher};
+}
+
 Range Job::own_columns(const FfnSpec& spec) const {
   LinearOptions options;
   options.blocks = options_.blocks;
@@ -367,53 +387,49 @@ Range Job::own_columns(const FfnSpec& spec) const {
   return plan.blocks.columns(plan.runs[static_cast<std::size_t>(grid_->tp().rank())]);
 }
 
-void publish(const Job& job, const Report& report) {
-  const Options& options = job.options();
-  run_agreed(job.world(), [&] {
-    if (job.world().rank() != 0) return;
-    const std::string text = options.quiet ? report.closing_text() : report.text();
-    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
-        std::fflush(stdout) != 0) {
-      throw Error(ExitCode::kOutput,
-                  "the report can't be printed (standard output is closed or "
-                  "full); use --json or --csv");
-    }
-    if (!options.json.empty()) write_file(options.json, report.json());
-    if (!options.csv.empty()) write_file(options.csv, report.csv());
-  });
+std::string kind_text(const LayerSpec& spec) {
+  if (const auto* dense = std::get_if<FfnSpec>(&spec)) {
+    return dense->gated() ? "dense, gated" : "dense, plain";
+  }
+  const auto& moe = std::get<MoeSpec>(spec);
+  return fmt::format("moe, {} of {}{}", moe.route.top_k, moe.route.experts,
+                     moe.shared.empty() ? "" : fmt::format(" + {}", moe.shared.size()));
 }
 
-int print_plan(const Job& job, Report& report) {
-  report.columns({{"rank", "", "rank"},
-                  {"tp", "", "tp"},
-                  {"dp", "", "dp"},
-                  {"layer", "", "layer"},
-                  {"blocks", "", "blocks"},
-                  {"columns", "of I", "columns"},
-                  {"tokens", "", "tokens"}});
-  const std::int64_t tp = job.grid().tp().size();
-  const std::int64_t count = job.token_count(job.config().hidden_size);
-  const std::vector<Range> tokens =
-      split_tokens(count, job.grid().dp_size(), job.options().token_split);
-  for (const std::int64_t layer : job.layers()) {
-    const FfnSpec spec = job.config().layer_spec(layer);
-    const std::int64_t blocks = job.options().reduce == Reduce::kExact ? job.options().blocks : tp;
-    const Blocks cut{spec.intermediate_size, blocks};
-    for (std::int64_t rank = 0; rank < job.world().size(); ++rank) {
-      const Range run = owned_blocks(blocks, tp, rank % tp);
-      const Range columns = cut.columns(run);
-      const Range own = tokens[static_cast<std::size_t>(rank / tp)];
-      const auto text = [](Range r) { return fmt::format("[{},{})", r.begin, r.end); };
-      report.row({Cell::of(static_cast<double>(rank), fmt::format("{}", rank)),
-                  Cell::of(static_cast<double>(rank % tp), fmt::format("{}", rank % tp)),
-                  Cell::of(static_cast<double>(rank / tp), fmt::format("{}", rank / tp)),
-                  Cell::of(static_cast<double>(layer), fmt::format("{}", layer)),
-                  Cell::of(text(run)), Cell::of(text(columns)), Cell::of(text(own))});
+void publish(const Job& job, const Report& report) {
+  Report known = report;
+  known.fact("comm", job.carrier());  // what layers found of shared memory, too
+  publish(job.world(), job.options(), known);
+}
+
+namespace {
+
+/// Of the ranks' words the first that have one to say, before all what kept them from sharing.
+std::string sharing(Communicator& world) {
+  struct Words {
+    char text[256];
+  };
+  std::vector<Words> all(static_cast<std::size_t>(world.size()));
+  Words& own = all[static_cast<std::size_t>(world.rank())];
+  world.sharing().copy(own.text, sizeof(own.text) - 1);
+  all_gather<Words>(world, all);
+  std::string first;
+  for (const Words& words : all) {
+    const std::string_view text = words.text;
+    if (first.empty() || (text.starts_with("messages") && !first.starts_with("messages"))) {
+      first = text;
     }
   }
-  report.note("dry run: nothing was computed");
-  publish(job, report);
-  return static_cast<int>(ExitCode::kOk);
+  return first;
+}
+
+}  // namespace
+
+std::string Job::carrier() const {
+  std::string text = tp().description();
+  if (comm_.kind == CommKind::kNccl) text += " over " + world_->description();
+  const std::string why = device_->in_host_memory() ? sharing(*world_) : comm_.why;
+  return why.empty() ? text : fmt::format("{} ({})", text, why);
 }
 
 Report Job::report() const {
@@ -422,32 +438,43 @@ Report Job::report() const {
   resolved.layers = layers_;
   resolved.dtype = dtype_;
   if (resolved.tp == 0) resolved.tp = grid_->tp().size();
+  if (resolved.ep == 0) resolved.ep = std::max<std::int64_t>(1, grid_->ep());
   const bool given = options_.tokens_given || !options_.input.empty();
   const bool without = options_.command == Command::kMakeModel ||
                        (options_.command == Command::kInspect && !given && !options_.dry_run);
   resolved.tokens = without ? 0 : token_count(config_.hidden_size);
   report.options(resolved.echo());
   report.fact("gatefold", GATEFOLD_VERSION);
-  report.fact("model",
-              fmt::format("{} ({})", options_.model.empty() ? config_.path : options_.model,
-                          config_.model_type));
+  const std::string type =
+      dense_ ? fmt::format("{}, made into {}", dense_->model_type, config_.model_type)
+             : config_.model_type;
+  const std::string& directory = dense_ ? options_.from_dense : options_.model;
+  report.fact("model", fmt::format("{} ({})", directory.empty() ? config_.path : directory, type));
   report.fact("weights", source_->description());
-  report.fact("ranks", fmt::format("{} = tp {} x dp {}", world_->size(), grid_->tp().size(),
-                                   grid_->dp_size()));
-  report.fact("device", device_->description());
+  std::string ranks =
+      fmt::format("{} = tp {} x dp {}", world_->size(), grid_->tp().size(), grid_->dp_size());
+  if (grid_->ep() > 0) {
+    ranks += fmt::format(" = etp {} x ep {}", grid_->etp().size(), grid_->ep());
+  }
+  report.fact("ranks", ranks);
+  report.fact("device", device_->description() + why_no_gpu(options_, *device_));
   const DType kept = device_->storage(dtype_);
   report.fact("dtype", kept == dtype_ ? std::string(name_of(dtype_))
                                       : fmt::format("{}, widened to {} for this device's GEMMs",
                                                     name_of(dtype_), name_of(kept)));
   report.fact("gemm", device_->library());
-  report.fact("comm", world_->description());
-  const std::string exact = fmt::format("exact, {}", counted(options_.blocks, "block"));
-  const std::string fast = "fast: whole GEMMs and the library's all-reduce";
-  if (options_.command == Command::kBench) {
-    report.fact("reduce", exact + "; " + fast);
-  } else if (options_.command != Command::kMakeModel) {
-    report.fact("reduce", options_.reduce == Reduce::kExact ? exact : fast);
+  report.fact("comm", carrier());
+  if (options_.command != Command::kMakeModel) {
+    report.fact("reduce", options_.reduce == Reduce::kExact
+                              ? fmt::format("exact, {}", counted(options_.blocks, "block"))
+                              : "fast: whole GEMMs and the library's all-reduce");
   }
+  if (config_.moe && options_.command != Command::kMakeModel) {
+    report.fact("experts", fmt::format("{} each, rows by {}", counted(expert_blocks(), "block"),
+                                       options_.dispatcher == Dispatcher::kAllToAll ? "alltoall"
+                                                                                    : "allgather"));
+  }
+  report.detail("revision", options_.revision);
   if (options_.verbose) add_places(report);
   return report;
 }
@@ -457,6 +484,7 @@ void Job::add_places(Report& report) const {
   struct Spot {
     char host[64];
     std::int64_t cores;
+    char gpu[128];
   };
   std::vector<Spot> spots(static_cast<std::size_t>(world_->size()));
   Spot& own = spots[static_cast<std::size_t>(world_->rank())];
@@ -464,10 +492,14 @@ void Job::add_places(Report& report) const {
   cpu_set_t usable;
   CPU_ZERO(&usable);
   if (sched_getaffinity(0, sizeof(usable), &usable) == 0) own.cores = CPU_COUNT(&usable);
+  if (!device_->in_host_memory()) {
+    fmt::format_to_n(own.gpu, sizeof(own.gpu) - 1, ", {}", device_->description());
+  }
   all_gather<Spot>(*world_, spots);
   for (std::size_t r = 0; r < spots.size(); ++r) {
     report.fact(fmt::format("rank {}", r),
-                fmt::format("{}, {}", spots[r].host, counted(spots[r].cores, "usable core")));
+                fmt::format("{}, {}{}", spots[r].host, counted(spots[r].cores, "usable core"),
+                            spots[r].gpu));
   }
 }
 

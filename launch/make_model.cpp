@@ -26,6 +26,7 @@ constexpr std::int64_t kStagingBytes = 4 << 20;
 
 struct NamedTensor {
   std::string name;
+  DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
   std::int64_t bytes = 0;
 };
@@ -87,7 +88,9 @@ std::vector<NamedTensor> list_tensors(const Job& job) {
     for (const auto& [name, info] : seeded.layer_tensors(layer)) {
       const std::int64_t elements = std::accumulate(info.shape.begin(), info.shape.end(),
                                                     std::int64_t{1}, std::multiplies<>());
-      tensors.push_back({name, info.shape, elements * size_of(job.dtype())});
+      // What isn't of the model's dtype (a correction bias) keeps its own.
+      const DType dtype = info.dtype == job.config().dtype ? job.dtype() : info.dtype;
+      tensors.push_back({name, dtype, info.shape, elements * size_of(dtype)});
     }
   }
   return tensors;
@@ -124,29 +127,22 @@ std::vector<Shard> make_shards(std::vector<NamedTensor> tensors, std::int64_t co
   return shards;
 }
 
-/// A stored tensor as read() sees it: a vector is one row, a scalar one element.
-std::pair<std::int64_t, std::int64_t> as_matrix(const std::vector<std::int64_t>& shape) {
-  if (shape.empty()) return {1, 1};
-  if (shape.size() == 1) return {1, shape[0]};
-  return {shape[0], shape[1]};
-}
-
 void write_shard(const Job& job, TemporaryDirectory& folder, const Shard& shard,
                  const std::function<void()>& beat) {
   std::vector<SafetensorsWriter::Tensor> header;
   for (const NamedTensor& tensor : shard.tensors) {
-    header.push_back({tensor.name, std::string(safetensors_name(job.dtype())), tensor.shape});
+    header.push_back({tensor.name, std::string(safetensors_name(tensor.dtype)), tensor.shape});
   }
   SafetensorsWriter writer(folder.file(shard.file), header, {{"format", "pt"}});
   std::vector<std::byte> staged;
   for (const NamedTensor& tensor : shard.tensors) {
-    const auto [rows, columns] = as_matrix(tensor.shape);
-    const std::int64_t row_bytes = columns * size_of(job.dtype());
+    const auto [rows, columns] = extent_of(tensor.shape);
+    const std::int64_t row_bytes = columns * size_of(tensor.dtype);
     const std::int64_t step = std::max<std::int64_t>(1, kStagingBytes / row_bytes);
     for (std::int64_t row = 0; row < rows; row += step) {
       const Range part{row, std::min(row + step, rows)};
       staged.resize(static_cast<std::size_t>(part.size() * row_bytes));
-      read_as(job.source(), tensor.name, part, {0, columns}, job.dtype(), staged.data());
+      read_as(job.source(), tensor.name, part, {0, columns}, tensor.dtype, staged.data());
       writer.append(staged);
       beat();
     }

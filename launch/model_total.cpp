@@ -23,6 +23,9 @@ constexpr Decoder kDecoders[] = {
     {.model_type = "phi3"},
     {.model_type = "qwen2", .query_key_value_biases = true},
     {.model_type = "qwen3", .query_key_norms = true},
+    {.model_type = "mixtral"},
+    {.model_type = "qwen2_moe", .query_key_value_biases = true},
+    {.model_type = "qwen3_moe", .query_key_norms = true},
     {.model_type = "gemma3_text",
      .query_key_norms = true,
      .norms_per_layer = 4,
@@ -70,7 +73,7 @@ std::optional<double> gpt2_rest(const ModelConfig& config, const Json& text) {
 
 }  // namespace
 
-std::optional<double> model_parameters(const ModelConfig& config) {
+std::optional<ModelTotal> model_parameters(const ModelConfig& config) {
   const Json root = Json::parse(config.canonical_text, nullptr, false);
   const auto inner = root.find("text_config");
   const Json& text = inner != root.end() && inner->is_object() ? *inner : root;
@@ -80,8 +83,19 @@ std::optional<double> model_parameters(const ModelConfig& config) {
     if (config.model_type == decoder.model_type) rest = decoder_rest(decoder, config, text);
   }
   if (!rest) return std::nullopt;
-  return *rest + static_cast<double>(config.num_layers) *
-                     static_cast<double>(config.layer_spec(0).parameters());
+  ModelTotal total{*rest, *rest};
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    if (config.is_moe(layer)) {
+      const MoeSpec spec = config.moe_spec(layer);
+      total.all += static_cast<double>(spec.parameters(spec.route.experts));
+      total.active += static_cast<double>(spec.parameters(spec.route.top_k));
+    } else {
+      const auto parameters = static_cast<double>(config.layer_spec(layer).parameters());
+      total.all += parameters;
+      total.active += parameters;
+    }
+  }
+  return total;
 }
 
 }  // namespace gatefold

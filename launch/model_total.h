@@ -6,8 +6,14 @@
 
 namespace gatefold {
 
-/// All parameters of the model that this config describes, embeddings, attention and norms too;
-/// nothing where the config or the family doesn't allow an honest count.
-std::optional<double> model_parameters(const ModelConfig& config);
+/// Parameters of a model, embeddings, attention and norms too.
+struct ModelTotal {
+  double all = 0;
+  double active = 0;  // what one token meets: k of E experts
+};
+
+/// Of the model that this config describes; nothing where the config or the family doesn't allow an
+/// honest count.
+std::optional<ModelTotal> model_parameters(const ModelConfig& config);
 
 }  // namespace gatefold

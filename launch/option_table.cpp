@@ -4,18 +4,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
-#include <set>
 
-#include "runtime/error.h"
+#include "launch/option_values.h"
+#include "layers/moe_config.h"
+#include "runtime/quoted_name.h"
+#include "runtime/routing.h"
 #include "runtime/safetensors.h"
 
 namespace gatefold {
 namespace {
 
 constexpr unsigned kWithTokens = kEveryCommand & ~bit(Command::kMakeModel);
-// bench times both ways to reduce.
-constexpr unsigned kReduces = kWithTokens & ~bit(Command::kBench);
 
 // Bounds that nobody reaches, so that no product of two sizes overflows.
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
@@ -25,77 +24,9 @@ constexpr std::int64_t kMaxLayer = 99999;
 constexpr std::int64_t kMaxCount = 1000000;
 constexpr double kMaxSeconds = 1e7;
 
-[[noreturn]] void fail(const std::string& text) { throw Error(ExitCode::kUsage, text); }
-
-// What every message about a value starts with: --tp '4x'
-std::string shown(std::string_view name, std::string_view value) {
-  return fmt::format("{} {}", name, quoted_name(value));
-}
-
-struct Limits {
-  std::int64_t least = 0;
-  std::int64_t most = 0;
-};
-
-/// The number that is the whole of `text`. `name` and `value` are what the user wrote.
-template <typename Number>
-Number parse_number(std::string_view name, std::string_view value, std::string_view text,
-                    Number least, Number most) {
-  const auto refuse = [&](std::string_view problem, const std::string& why) {
-    fail(fmt::format("{} {} ({}); give a number from {} to {}", shown(name, value), problem, why,
-                     least, most));
-  };
-  constexpr std::string_view kNoNumber =
-      std::is_integral_v<Number> ? "is not a whole number" : "is not a number";
-  if (std::is_unsigned_v<Number> && text.starts_with('-')) {
-    refuse("is out of range", fmt::format("the least is {}", least));
-  }
-  Number number{};
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error == std::errc::invalid_argument) {
-    refuse(kNoNumber,
-           text.empty() ? "a number is missing" : fmt::format("{} isn't one", quoted_name(text)));
-  }
-  if (rest != end) {
-    refuse(kNoNumber, fmt::format("{} is left over",
-                                  quoted_name({rest, static_cast<std::size_t>(end - rest)})));
-  }
-  if (error == std::errc::result_out_of_range) refuse("is out of range", "no such number fits");
-  if (number < least) refuse("is out of range", fmt::format("the least is {}", least));
-  if (number > most) refuse("is out of range", fmt::format("the most is {}", most));
-  if (number != number) refuse(kNoNumber, "it is NaN");
-  return number;
-}
-
-std::vector<std::string_view> split_list(std::string_view name, std::string_view value) {
-  std::vector<std::string_view> items;
-  std::string_view rest = value;
-  for (;;) {
-    const std::size_t comma = rest.find(',');
-    items.push_back(rest.substr(0, comma));
-    if (items.back().empty()) {
-      fail(fmt::format("{} has an empty entry (numbers stand between commas); leave out the comma",
-                       shown(name, value)));
-    }
-    if (comma == std::string_view::npos) return items;
-    rest.remove_prefix(comma + 1);
-  }
-}
-
-void add_once(std::string_view name, std::string_view value, std::int64_t number,
-              std::set<std::int64_t>& seen, std::vector<std::int64_t>& list) {
-  if (!seen.insert(number).second) {
-    fail(fmt::format("{} names {} twice (each counts once); leave one out", shown(name, value),
-                     number));
-  }
-  list.push_back(number);
-}
-
 /// "0-3,7"
 std::vector<std::int64_t> parse_layers(std::string_view name, std::string_view value) {
   std::vector<std::int64_t> layers;
-  std::set<std::int64_t> seen;
   for (const std::string_view item : split_list(name, value)) {
     const std::size_t dash = item.find('-', 1);
     const auto number = [&](std::string_view text) {
@@ -105,13 +36,12 @@ std::vector<std::int64_t> parse_layers(std::string_view name, std::string_view v
     const std::int64_t last =
         dash == std::string_view::npos ? first : number(item.substr(dash + 1));
     if (last < first) {
-      fail(fmt::format("{} runs backwards ({} comes after {}); write {}-{}", shown(name, value),
-                       first, last, last, first));
+      refuse_value(fmt::format("{} runs backwards ({} comes after {}); write {}-{}",
+                               shown_value(name, value), first, last, last, first));
     }
-    for (std::int64_t layer = first; layer <= last; ++layer) {
-      add_once(name, value, layer, seen, layers);
-    }
+    for (std::int64_t layer = first; layer <= last; ++layer) layers.push_back(layer);
   }
+  require_distinct(name, value, layers);
   return layers;
 }
 
@@ -153,8 +83,8 @@ Enum parse_choice(std::string_view name, std::string_view value, const Names<Enu
     if (text == value) return choice;
     valid.push_back(text);
   }
-  fail(fmt::format("{} is unknown (valid: {}); choose one of these", shown(name, value),
-                   fmt::join(valid, ", ")));
+  refuse_value(fmt::format("{} is unknown (valid: {}); choose one of these",
+                           shown_value(name, value), fmt::join(valid, ", ")));
 }
 
 template <typename Enum>
@@ -169,6 +99,69 @@ OptionRow choice_row(OptionRow row, Enum Options::*field, Names<Enum> names) {
     return std::string("?");
   };
   return row;
+}
+
+/// Only bench takes several values: to try each with each of the others.
+void refuse_several(const Options& options, std::string_view name, std::string_view value) {
+  if (options.command == Command::kBench || value.find(',') == std::string_view::npos) return;
+  refuse_value(fmt::format("{} is a list (only bench takes several values); give one",
+                           shown_value(name, value)));
+}
+
+/// What bench takes several of. `field` has the first, for whoever needs one.
+OptionRow swept_number_row(OptionRow row, std::int64_t Options::*field,
+                           std::vector<std::int64_t> Sweep::*list, Limits limits,
+                           std::string_view otherwise = {}) {
+  row = number_row(std::move(row), field, limits, otherwise);
+  row.set = [field, list, limits](Options& o, std::string_view name, std::string_view value) {
+    refuse_several(o, name, value);
+    if (o.command != Command::kBench) {
+      o.*field = parse_number(name, value, value, limits.least, limits.most);
+      return;
+    }
+    o.sweep.*list = parse_numbers(name, value, limits);
+    o.*field = (o.sweep.*list).front();
+  };
+  row.show = [list, show = row.show](const Options& o) {
+    return (o.sweep.*list).empty() ? show(o) : fmt::format("{}", fmt::join(o.sweep.*list, ","));
+  };
+  return row;
+}
+
+/// `show_default`: how the option reads where it isn't given.
+template <typename Enum, typename SetFirst>
+OptionRow swept_choice_row(OptionRow row, std::vector<Enum> Sweep::*list, Names<Enum> names,
+                           SetFirst set_first,
+                           std::function<std::string(const Options&)> show_default) {
+  row.set = [=](Options& o, std::string_view name, std::string_view value) {
+    refuse_several(o, name, value);
+    std::vector<Enum> choices;
+    for (const std::string_view item : split_list(name, value)) {
+      choices.push_back(parse_choice(name, item, names));
+      if (std::ranges::count(choices, choices.back()) == 1) continue;
+      refuse_value(fmt::format("{} names {} twice (each counts once); leave one out",
+                               shown_value(name, value), item));
+    }
+    set_first(o, choices.front());
+    if (o.command == Command::kBench) o.sweep.*list = std::move(choices);
+  };
+  row.show = [=](const Options& o) {
+    std::vector<std::string_view> shown;
+    for (const Enum choice : o.sweep.*list) {
+      shown.push_back(std::ranges::find(names, choice, &Names<Enum>::value_type::second)->first);
+    }
+    return shown.empty() ? show_default(o) : fmt::format("{}", fmt::join(shown, ","));
+  };
+  return row;
+}
+
+template <typename Enum>
+OptionRow swept_choice_row(OptionRow row, Enum Options::*field, std::vector<Enum> Sweep::*list,
+                           Names<Enum> names) {
+  const OptionRow one = choice_row<Enum>({}, field, names);
+  return swept_choice_row<Enum>(
+      std::move(row), list, std::move(names), [field](Options& o, Enum first) { o.*field = first; },
+      one.show);
 }
 
 /// Comma-separated numbers from 0 on.
@@ -189,16 +182,17 @@ OptionRow list_row(OptionRow row, std::vector<std::int64_t> Options::*field, std
 void set_override(Options& options, std::string_view name, std::string_view value) {
   const std::size_t equals = value.find('=');
   if (equals == std::string_view::npos || equals == 0) {
-    fail(
+    refuse_value(
         fmt::format("{} has no key and value (it overrides a field of config.json); write "
                     "--set hidden_size=1024",
-                    shown(name, value)));
+                    shown_value(name, value)));
   }
   const std::string key(value.substr(0, equals));
   const auto same = [&key](const auto& pair) { return pair.first == key; };
   if (std::ranges::any_of(options.set, same)) {
-    fail(fmt::format("{} sets {} a second time (which one counts would be a guess); leave one out",
-                     shown(name, value), key));
+    refuse_value(
+        fmt::format("{} sets {} a second time (which one counts would be a guess); leave one out",
+                    shown_value(name, value), key));
   }
   options.set.emplace_back(key, value.substr(equals + 1));
 }
@@ -222,15 +216,58 @@ std::vector<OptionRow> model_rows() {
   rows.push_back(text_row(
       row("--model", "DIR", "Hugging Face directory: config.json and *.safetensors", kWithTokens),
       &Options::model));
+  rows.push_back(text_row(row("--config", "FILE",
+                              "a config.json alone: weights are made from --seed; bench takes "
+                              "several"),
+                          &Options::config));
+  rows.back().repeatable = bit(Command::kBench);
+  rows.back().set = [](Options& o, std::string_view, std::string_view value) {
+    if (o.config.empty()) o.config = value;
+    o.sweep.configs.emplace_back(value);
+  };
+  rows.back().show = [](const Options& o) {
+    return o.sweep.configs.empty() ? o.config : fmt::format("{}", fmt::join(o.sweep.configs, " "));
+  };
   rows.push_back(
-      text_row(row("--config", "FILE", "a config.json alone: weights are made from --seed"),
-               &Options::config));
+      flag_row(row("--machine", "",
+                   "measure the machine and no model: GEMM peaks, memory, messages, collectives",
+                   bit(Command::kBench) | kMachine),
+               &Options::machine));
+  constexpr unsigned kMakes = bit(Command::kMakeModel);
+  rows.push_back(
+      text_row(row("--from-dense", "DIR", "a dense model, whose layers become mixtures", kMakes),
+               &Options::from_dense));
+  rows.push_back(number_row(row("--experts", "N", "that each of its layers becomes", kMakes),
+                            &Options::experts, {1, kMaxExperts}, "none"));
+  rows.push_back(
+      flag_row(row("--split", "",
+                   "give each expert 1/N of the layer's neurons, and a token all experts", kMakes),
+               &Options::split));
+  rows.push_back(flag_row(
+      row("--copy", "", "give each expert all of the layer, and a token one expert", kMakes),
+      &Options::copy));
+  rows.push_back(row("--layout", "HOW",
+                     "how experts are stored: per-expert, stacked, stacked-transposed or "
+                     "stacked-alternating, as far as the family knows it; default: its own way",
+                     kMakes));
+  rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
+    Names<ExpertLayout> names;
+    for (const ExpertLayout layout :
+         {ExpertLayout::kPerExpert, ExpertLayout::kStacked, ExpertLayout::kStackedTransposed,
+          ExpertLayout::kStackedAlternating}) {
+      names.emplace_back(name_of(layout), layout);
+    }
+    o.layout = parse_choice(name, value, names);
+  };
+  rows.back().show = [](const Options& o) {
+    return std::string(o.layout ? name_of(*o.layout) : std::string_view("family"));
+  };
   rows.push_back(row("--set", "KEY=VALUE", "override a field of config.json; may be repeated"));
-  rows.back().repeatable = true;
+  rows.back().repeatable = kEveryCommand;
   rows.back().set = set_override;
   rows.back().show = shown_overrides;
   rows.push_back(row("--layers", "LIST",
-                     "such as 0-3,7; default: all with --model, 0 with "
+                     "such as 0-3,7; default: all with --model, the first of each kind with "
                      "--config (make-model, inspect: all)"));
   rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
     o.layers = parse_layers(name, value);
@@ -238,8 +275,10 @@ std::vector<OptionRow> model_rows() {
   rows.back().show = [](const Options& o) {
     return o.layers.empty() ? "default" : layer_text(o.layers);
   };
-  rows.push_back(number_row(row("--tokens", "N", "seeded tokens (64)", kWithTokens),
-                            &Options::tokens, {1, kMaxTokens}, "none"));
+  rows.push_back(swept_number_row(
+      row("--tokens", "N",
+          "seeded tokens (64); bench takes several: 1,8,64 or 8-4096:x2 or 8-64:+8", kWithTokens),
+      &Options::tokens, &Sweep::tokens, {1, kMaxTokens}, "none"));
   rows.back().set = [set = rows.back().set](Options& o, std::string_view name,
                                             std::string_view value) {
     set(o, name, value);
@@ -256,25 +295,23 @@ std::vector<OptionRow> model_rows() {
       list_row(row("--token-split", "LIST",
                    "tokens of each dp group, such as 5,2,1,0; default: even", kWithTokens),
                &Options::token_split, kMaxTokens, "even"));
-  rows.push_back(row("--dtype", "TYPE", "f32, bf16 or f16; default: the model's"));
-  rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
-    o.dtype = parse_choice<DType>(
-        name, value, {{"f32", DType::kF32}, {"bf16", DType::kBf16}, {"f16", DType::kF16}});
-  };
-  rows.back().show = [](const Options& o) {
-    return std::string(o.dtype ? name_of(*o.dtype) : std::string_view("model"));
-  };
+  rows.push_back(swept_choice_row<DType>(
+      row("--dtype", "TYPE", "f32, bf16 or f16; default: the model's; bench takes several"),
+      &Sweep::dtypes, {{"f32", DType::kF32}, {"bf16", DType::kBf16}, {"f16", DType::kF16}},
+      [](Options& o, DType first) { o.dtype = first; },
+      [](const Options& o) {
+        return std::string(o.dtype ? name_of(*o.dtype) : std::string_view("model"));
+      }));
   rows.push_back(row("--ablate", "LIST",
                      "hidden channels to set to 0 before down, such as 275,300; also writes delta, "
                      "the whole y less this one",
                      bit(Command::kRun)));
   rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
-    std::set<std::int64_t> seen;
     for (const std::string_view item : split_list(name, value)) {
-      const auto channel =
-          parse_number<std::int64_t>(name, value, item, 0, (std::int64_t{1} << 40) - 1);
-      add_once(name, value, channel, seen, o.ablate);
+      o.ablate.push_back(
+          parse_number<std::int64_t>(name, value, item, 0, (std::int64_t{1} << 40) - 1));
     }
+    require_distinct(name, value, o.ablate);
   };
   rows.back().show = [](const Options& o) {
     return o.ablate.empty() ? "none" : fmt::format("{}", fmt::join(o.ablate, ","));
@@ -288,41 +325,86 @@ std::vector<OptionRow> where_rows() {
     return OptionRow{name, value, kWhereGroup, commands, std::move(help)};
   };
   return {
-      number_row(row("--tp", "N",
-                     "ranks that share a layer; default: the largest divisor of the world "
-                     "that is at most --blocks",
-                     kWithTokens),
-                 &Options::tp, {1, kMaxRanks}, "auto"),
-      number_row(row("--ep", "N", "ranks that share the experts: 1, experts come with MoE models",
-                     kWithTokens),
-                 &Options::ep, {1, kMaxRanks}),
+      swept_number_row(
+          row("--tp", "N",
+              "ranks that share a dense layer; default: the largest divisor of the world that is "
+              "at most --blocks, 1 for models with experts; bench takes several",
+              kWithTokens),
+          &Options::tp, &Sweep::tp, {1, kMaxRanks}, "auto"),
+      swept_number_row(
+          row("--ep", "N",
+              "parts that the experts are cut into, each on world / N ranks; default: the largest "
+              "divisor of the world that is at most their number, or more where --expert-blocks "
+              "wouldn't do for the ranks of a part; bench takes several",
+              kWithTokens),
+          &Options::ep, &Sweep::ep, {1, kMaxRanks}, "auto"),
+      swept_number_row(
+          row("--dp", "N",
+              "groups that share the tokens: a point takes N times the ranks of its --tp and "
+              "--ep (1); takes several",
+              bit(Command::kBench)),
+          &Options::dp, &Sweep::dp, {1, kMaxRanks}, "auto"),
       choice_row<DeviceKind>(
-          row("--device", "KIND", "auto, cpu or cuda", kWithTokens), &Options::device,
+          row("--device", "KIND", "cpu, cuda, or auto: cuda where every rank sees a GPU",
+              kWithTokens | kMachine),
+          &Options::device,
           {{"auto", DeviceKind::kAuto}, {"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}}),
       choice_row<CommKind>(
-          row("--comm", "KIND", "auto, mpi or nccl", kWithTokens), &Options::comm,
+          row("--comm", "KIND",
+              "what carries tensors: mpi, nccl, or auto: between GPUs nccl where every rank has "
+              "one "
+              "of its own, between CPUs memory that the ranks of a node share, and mpi beyond",
+              kWithTokens | kMachine),
+          &Options::comm,
           {{"auto", CommKind::kAuto}, {"mpi", CommKind::kMpi}, {"nccl", CommKind::kNccl}}),
-      choice_row<Reduce>(row("--reduce", "HOW",
-                             "exact: the same bits for every number of ranks (default); fast: the "
-                             "libraries' own sums",
-                             kReduces),
-                         &Options::reduce, {{"exact", Reduce::kExact}, {"fast", Reduce::kFast}}),
+      swept_choice_row<Reduce>(
+          row("--reduce", "HOW",
+              "exact: the same bits for every number of ranks (default); fast: the libraries' own "
+              "sums; bench takes both",
+              kWithTokens),
+          &Options::reduce, &Sweep::reduces, {{"exact", Reduce::kExact}, {"fast", Reduce::kFast}}),
       number_row(
           row("--blocks", "V", "canonical blocks of the intermediate width (8)", kWithTokens),
           &Options::blocks, {1, kMaxBlocks}),
-      number_row(row("--threads", "N", "threads of a rank; default: OpenMP's choice", kWithTokens),
+      number_row(row("--expert-blocks", "V",
+                     "blocks of an expert's width; default: the largest power of two up to 8 that "
+                     "leaves them 192 wide",
+                     kWithTokens),
+                 &Options::expert_blocks, {1, kMaxBlocks}, "auto"),
+      swept_choice_row<Dispatcher>(
+          row("--dispatcher", "HOW",
+              "how rows get to their experts: alltoall (default), or allgather: all rows to all "
+              "ranks; bench takes both",
+              kWithTokens),
+          &Options::dispatcher, &Sweep::dispatchers,
+          {{"alltoall", Dispatcher::kAllToAll}, {"allgather", Dispatcher::kAllGather}}),
+      [&] {
+        OptionRow routing =
+            row("--routing", "HOW",
+                "where tokens go: router (default); uniform; zipf:S, the experts' weights being "
+                "1/rank^S; one-hot, all to the same; file, as --input's topk_ids say",
+                bit(Command::kBench));
+        routing.set = [](Options& o, std::string_view name, std::string_view value) {
+          o.routing = parse_routing(name, value);
+        };
+        routing.show = [](const Options& o) { return text_of(o.routing); };
+        return routing;
+      }(),
+      number_row(row("--threads", "N", "threads of a rank; default: OpenMP's choice",
+                     kWithTokens | kMachine),
                  &Options::threads, {0, 4096}, "auto"),
       [&] {
         OptionRow seed = row("--seed", "S", "of seeded weights and tokens (0)");
         seed.set = [](Options& o, std::string_view name, std::string_view value) {
           o.seed = parse_number<std::uint64_t>(name, value, value, 0, UINT64_MAX);
+          o.seed_given = true;
         };
         seed.show = [](const Options& o) { return fmt::to_string(o.seed); };
         return seed;
       }(),
       [&] {
-        OptionRow timeout =
-            row("--timeout", "S", "seconds without progress that end the job (300)");
+        OptionRow timeout = row("--timeout", "S", "seconds without progress that end the job (300)",
+                                kEveryCommand | kMachine);
         timeout.set = [](Options& o, std::string_view name, std::string_view value) {
           o.timeout = parse_number<double>(name, value, value, 0.001, kMaxSeconds);
         };
@@ -338,26 +420,34 @@ std::vector<OptionRow> output_rows() {
     return OptionRow{name, value, kOutputGroup, commands, std::move(help)};
   };
   constexpr unsigned kBench = bit(Command::kBench);
+  constexpr unsigned kTimes = kBench | kMachine;
+  constexpr unsigned kAll = kEveryCommand | kMachine;
   constexpr unsigned kWrites = bit(Command::kRun) | bit(Command::kMakeModel);
   return {
       text_row(row("--output", "PATH", "run: a safetensors file for y; make-model: a new directory",
                    kWrites),
                &Options::output),
-      text_row(row("--json", "FILE", "the table, every option and version as JSON"),
+      text_row(row("--json", "FILE", "the table, every option and version as JSON", kAll),
                &Options::json),
-      text_row(row("--csv", "FILE", "the table as CSV"), &Options::csv),
+      text_row(row("--csv", "FILE", "the table as CSV", kAll), &Options::csv),
       number_row(row("--shards", "N", "files that the weights are spread over (1)",
                      bit(Command::kMakeModel)),
                  &Options::shards, {1, 99999}),
-      number_row(row("--iterations", "N", "timed passes (20)", kBench), &Options::iterations,
+      choice_row<Scaling>(
+          row("--scaling", "HOW",
+              "strong: --tokens in all (default); weak: --tokens for each rank of a point", kBench),
+          &Options::scaling, {{"strong", Scaling::kStrong}, {"weak", Scaling::kWeak}}),
+      number_row(row("--iterations", "N", "timed passes (20)", kTimes), &Options::iterations,
                  {1, kMaxCount}),
-      number_row(row("--warmup", "N", "passes before that (3)", kBench), &Options::warmup,
+      number_row(row("--warmup", "N", "passes before that (3)", kTimes), &Options::warmup,
                  {0, kMaxCount}),
-      flag_row(row("--hot", "", "time the same weights again and again, out of the caches", kBench),
+      flag_row(row("--hot", "",
+                   "time one copy of the weights again and again, which caches may hold", kBench),
                &Options::hot),
       flag_row(row("--no-check", "", "don't verify what is timed", kBench), &Options::check, false),
-      flag_row(row("--quiet", "", "print the closing lines only"), &Options::quiet),
-      flag_row(row("--verbose", "", "also print where each rank runs"), &Options::verbose),
+      flag_row(row("--quiet", "", "print the closing lines only", kAll), &Options::quiet),
+      flag_row(row("--verbose", "", "also print where each rank runs, and every column", kAll),
+               &Options::verbose),
       flag_row(row("--dry-run", "", "print the plan, who owns what, and compute nothing"),
                &Options::dry_run),
   };

@@ -12,6 +12,8 @@ namespace gatefold {
 /// One bit per command.
 constexpr unsigned bit(Command command) { return 1U << static_cast<unsigned>(command); }
 constexpr unsigned kEveryCommand = 0x1f;
+/// bench --machine, which has no model: as if it were a command of its own.
+constexpr unsigned kMachine = 0x20;
 
 /// One option: its name, who uses it, how it is read and how it is shown.
 struct OptionRow {
@@ -23,10 +25,11 @@ struct OptionRow {
   /// Reads `value`, which came with `name`. Throws Error 64.
   std::function<void(Options&, std::string_view name, std::string_view value)> set = {};
   std::function<std::string(const Options&)> show = {};
-  bool repeatable = false;
+  unsigned repeatable = 0;  // the commands that take it several times
 
   bool is_flag() const { return value.empty(); }
   bool used_by(Command command) const { return (commands & bit(command)) != 0; }
+  bool of_machine() const { return (commands & kMachine) != 0; }
 };
 
 /// All options. A new one is one more row here, and a field of Options.

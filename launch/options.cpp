@@ -18,7 +18,7 @@ constexpr std::pair<std::string_view, std::string_view> kCommands[] = {
     {"run", "Compute one layer on the tokens and write y"},
     {"bench", "Time layers, and how they scale over the ranks"},
     {"inspect", "Print what a model's feed-forward layers are made of, and who owns what"},
-    {"make-model", "Write a checkpoint of seeded weights for a config.json"},
+    {"make-model", "Write a checkpoint of seeded weights, or of experts made of a dense model"},
 };
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ExitCode::kUsage, text); }
@@ -151,6 +151,17 @@ Found find_options(const CLI::App& parser) {
   return found;
 }
 
+void check_machine(const Options& o, const Found& found) {
+  if (!o.machine) return;
+  for (const auto& [row, values] : found) {
+    if (row->of_machine()) continue;
+    fail(
+        fmt::format("bench --machine does not take {} (it measures the machine, and no layer); "
+                    "leave one of them out",
+                    row->name));
+  }
+}
+
 /// Moves what the parser found into `options`.
 void collect(const CLI::App& parser, Options& options) {
   const Found found = find_options(parser);
@@ -160,27 +171,77 @@ void collect(const CLI::App& parser, Options& options) {
       fail(fmt::format("{} does not take {} (it would have no effect); leave it out",
                        name_of(options.command), row->name));
     }
-    if (values.size() > 1 && !row->repeatable) {
+    if (values.size() > 1 && (row->repeatable & bit(options.command)) == 0) {
       fail(fmt::format("{} is given {} times (which one counts would be a guess); give it once",
                        row->name, values.size()));
     }
     for (const std::string& value : values) row->set(options, row->name, value);
   }
+  check_machine(options, found);
+}
+
+void check_from_dense(const Options& o) {
+  if (o.from_dense.empty()) {
+    if (o.experts > 0 || o.split || o.copy) {
+      fail(
+          fmt::format("{} without --from-dense (it says how a dense model becomes experts); leave "
+                      "it out",
+                      o.experts > 0 ? "--experts" : (o.split ? "--split" : "--copy")));
+    }
+    if (o.config.empty()) {
+      fail(
+          "no config (make-model writes weights for one); give --config FILE, or --from-dense DIR");
+    }
+    return;
+  }
+  if (!o.config.empty()) {
+    fail("--config and --from-dense are both given (each says what the model is); give one");
+  }
+  if (o.seed_given) {
+    fail(
+        "--seed and --from-dense are both given (nothing that is made of a dense model is random); "
+        "leave --seed out");
+  }
+  if (o.experts == 0) {
+    fail("--from-dense without --experts (a layer becomes that many); give --experts N");
+  }
+  if (o.split == o.copy) {
+    fail(
+        fmt::format("--from-dense with {} (neurons are dealt over the experts, or each has all); "
+                    "give one",
+                    o.split ? "--split and --copy" : "neither --split nor --copy"));
+  }
 }
 
 void check_model(const Options& o) {
   if (o.command == Command::kMakeModel) {
-    if (o.config.empty()) {
-      fail("no config (make-model writes weights for one); give --config FILE");
-    }
+    check_from_dense(o);
     if (o.output.empty()) fail("no output (make-model writes a directory); give --output DIR");
     return;
   }
+  if (o.machine) return;
   if (o.model.empty() && o.config.empty()) {
     fail("no model (there is nothing to compute); give --model DIR or --config FILE");
   }
   if (!o.model.empty() && !o.config.empty()) {
     fail("--model and --config are both given (each says which layers to compute); give one");
+  }
+}
+
+/// What can't go with several points, or with more tokens on more ranks.
+void check_sweep(const Options& o) {
+  const Sweep& sweep = o.sweep;
+  const bool several =
+      sweep.tokens.size() > 1 || sweep.tp.size() > 1 || sweep.ep.size() > 1 || sweep.dp.size() > 1;
+  const bool weak = o.scaling == Scaling::kWeak;
+  if (!o.token_split.empty() && (several || weak)) {
+    fail(
+        fmt::format("--token-split with {} (it fits one number of tokens and of groups); leave it "
+                    "out",
+                    weak ? "--scaling weak" : "several points"));
+  }
+  if (weak && !o.input.empty()) {
+    fail("--input with --scaling weak (more ranks take more tokens than it has); use --tokens");
   }
 }
 
@@ -190,18 +251,20 @@ void check_together(const Options& o) {
   if (!o.input.empty() && o.tokens_given) {
     fail("--input and --tokens are both given (the file says how many tokens there are); give one");
   }
-  if (o.input.empty() && o.sequence_length > 0 && o.tokens % o.sequence_length != 0) {
-    fail(
-        fmt::format("--sequence-length {} doesn't divide {} tokens (sequences are whole: T = B*S); "
-                    "correct one of them",
-                    o.sequence_length, o.tokens));
+  if (o.routing.kind == RoutingKind::kFile && o.input.empty()) {
+    fail("--routing file without --input (whose topk_ids it takes); give --input FILE");
   }
-  if (o.ep != 1) {
-    fail(
-        fmt::format("--ep {} is not possible (these layers are dense; experts come with MoE "
-                    "models); leave it out",
-                    o.ep));
+  if (o.input.empty() && o.sequence_length > 0) {
+    for (const std::int64_t tokens :
+         o.sweep.tokens.empty() ? std::vector<std::int64_t>{o.tokens} : o.sweep.tokens) {
+      if (tokens % o.sequence_length == 0) continue;
+      fail(fmt::format(
+          "--sequence-length {} doesn't divide {} tokens (sequences are whole: T = B*S); "
+          "correct one of them",
+          o.sequence_length, tokens));
+    }
   }
+  check_sweep(o);
   if (o.device == DeviceKind::kCpu && o.comm == CommKind::kNccl) {
     fail("--comm nccl and --device cpu are both given (NCCL moves GPU memory); change one");
   }
@@ -238,7 +301,7 @@ ParseResult parse(int argc, const char* const* argv) {
     if (!chosen.empty()) refuse_extras(*chosen.front(), command_of(parsers, chosen.front()));
     return {{}, chosen.empty() ? app.help() : chosen.front()->help("gatefold"), 0};
   } catch (const CLI::CallForVersion& version) {
-    return {{}, std::string(version.what()) + "\n", 0};
+    return {{}, std::string(version.what()) + "\n", 0, true};
   }
   const std::vector<CLI::App*> chosen = app.get_subcommands();
   if (chosen.empty()) {
@@ -276,8 +339,9 @@ std::string_view name_of(Command command) {
 std::vector<std::pair<std::string, std::string>> Options::echo() const {
   std::vector<std::pair<std::string, std::string>> pairs;
   pairs.emplace_back("command", name_of(command));
-  for (const OptionRow& row : option_table())
-    pairs.emplace_back(row.name.substr(2), row.show(*this));
+  for (const OptionRow& row : option_table()) {
+    if (!machine || row.of_machine()) pairs.emplace_back(row.name.substr(2), row.show(*this));
+  }
   return pairs;
 }
 

@@ -7,14 +7,32 @@
 #include <utility>
 #include <vector>
 
+#include "launch/routing_pattern.h"
+#include "layers/moe_family.h"
 #include "layers/weights.h"
+#include "parallel/device_communicator.h"
+#include "parallel/token_exchange.h"
 #include "runtime/dtype.h"
 
 namespace gatefold {
 
 enum class Command { kVerify, kRun, kBench, kInspect, kMakeModel };
 enum class DeviceKind { kAuto, kCpu, kCuda };
-enum class CommKind { kAuto, kMpi, kNccl };
+
+/// What a benchmark holds still while ranks are added: all tokens, or those of a rank.
+enum class Scaling { kStrong, kWeak };
+
+/// What bench times: each of these with each. Empty: not given.
+struct Sweep {
+  std::vector<std::string> configs;
+  std::vector<std::int64_t> tokens;
+  std::vector<DType> dtypes;
+  std::vector<std::int64_t> tp;
+  std::vector<std::int64_t> ep;
+  std::vector<std::int64_t> dp;
+  std::vector<Reduce> reduces;
+  std::vector<Dispatcher> dispatchers;
+};
 
 /// What the command line says, the same options for every command.
 struct Options {
@@ -23,8 +41,15 @@ struct Options {
   // What to compute.
   std::string model;   // directory, or empty
   std::string config;  // config.json alone, or empty
+  std::string
+      from_dense;  // directory of the dense model that make-model makes experts of, or empty
+  std::int64_t experts = 0;            // how many; 0: not given
+  bool split = false;                  // the neurons of each layer over them
+  bool copy = false;                   // each layer into each of them
+  std::optional<ExpertLayout> layout;  // make-model; not given: the family's canonical one
   std::vector<std::pair<std::string, std::string>> set;
-  std::vector<std::int64_t> layers;  // empty: all with --model, and for inspect, make-model; else 0
+  // Empty: all with --model, and for inspect and make-model; else the first of each kind.
+  std::vector<std::int64_t> layers;
   std::int64_t tokens = 64;
   bool tokens_given = false;
   std::string input;
@@ -35,20 +60,29 @@ struct Options {
 
   // Where and how.
   std::int64_t tp = 0;  // 0: the largest divisor of the world that the blocks allow
-  std::int64_t ep = 1;
+  std::int64_t ep = 0;  // 0: as experts and their blocks allow, see default_ep()
+  std::int64_t dp = 0;  // bench; 0: not given
   DeviceKind device = DeviceKind::kAuto;
   CommKind comm = CommKind::kAuto;
   Reduce reduce = Reduce::kExact;
   std::int64_t blocks = 8;
+  std::int64_t expert_blocks = 0;  // 0: default_expert_blocks()
+  Dispatcher dispatcher = Dispatcher::kAllToAll;
   std::int64_t threads = 0;  // per rank; 0: OpenMP's choice
   std::uint64_t seed = 0;
+  bool seed_given = false;
   double timeout = 300;
+
+  RoutingPattern routing;  // bench: where tokens go
+  bool machine = false;    // bench: measure the machine, and no layer
 
   // What comes out.
   std::string output;  // safetensors (run), directory (make-model)
   std::string json;
   std::string csv;
-  std::int64_t shards = 1;       // make-model
+  std::int64_t shards = 1;  // make-model
+  Sweep sweep;              // bench
+  Scaling scaling = Scaling::kStrong;
   std::int64_t iterations = 20;  // bench
   std::int64_t warmup = 3;       // bench
   bool hot = false;              // bench: the same weights again and again
@@ -56,6 +90,8 @@ struct Options {
   bool quiet = false;
   bool verbose = false;
   bool dry_run = false;
+
+  std::string revision;  // of the program, for reports; no option
 
   /// Every option as (name, value) text in a fixed order: echoed into --json, and compared between
   /// ranks, which must have been started alike.
@@ -65,8 +101,9 @@ struct Options {
 /// What parse_options() decided when there is nothing to run.
 struct ParseResult {
   std::optional<Options> options;
-  std::string text;   // help, version, or the error in one line, without "gatefold: "
-  int exit_code = 0;  // 0 for help and version, 64 for errors
+  std::string text;      // help, version, or the error in one line, without "gatefold: "
+  int exit_code = 0;     // 0 for help and version, 64 for errors
+  bool version = false;  // what is built in, and found by this process, is to follow the text
 };
 
 /// "verify", "make-model", …

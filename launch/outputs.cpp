@@ -4,12 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "launch/report.h"
+#include "parallel/agreement.h"
 #include "runtime/error.h"
 #include "runtime/quoted_name.h"
 
@@ -74,8 +75,13 @@ Taken taken_by_inputs(const Options& o) {
   taken.emplace_back(FileIdentity(STDOUT_FILENO), "standard output");
   taken.emplace_back(FileIdentity(STDERR_FILENO), "standard error");
   if (!o.config.empty()) taken.emplace_back(FileIdentity(o.config), "the --config file");
+  for (const std::string& config : o.sweep.configs) {
+    taken.emplace_back(FileIdentity(config), "the --config file");
+  }
   if (!o.input.empty()) taken.emplace_back(FileIdentity(o.input), "the --input file");
-  if (!o.model.empty()) add_model_files(o.model, taken);
+  for (const std::string& model : {o.model, o.from_dense}) {
+    if (!model.empty()) add_model_files(model, taken);
+  }
   return taken;
 }
 
@@ -105,6 +111,21 @@ void check_outputs(const Options& o) {
   for (const std::string& path : {makes_model ? std::string() : o.output, o.json, o.csv}) {
     if (!path.empty()) require_writable(path);
   }
+}
+
+void publish(Communicator& world, const Options& options, const Report& report) {
+  run_agreed(world, [&] {
+    if (world.rank() != 0) return;
+    const std::string text = options.quiet ? report.closing_text() : report.text();
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
+        std::fflush(stdout) != 0) {
+      throw Error(ExitCode::kOutput,
+                  "the report can't be printed (standard output is closed or "
+                  "full); use --json or --csv");
+    }
+    if (!options.json.empty()) write_file(options.json, report.json());
+    if (!options.csv.empty()) write_file(options.csv, report.csv());
+  });
 }
 
 }  // namespace gatefold

@@ -1,6 +1,8 @@
 #pragma once
 
 #include "launch/options.h"
+#include "launch/report.h"
+#include "parallel/communicator.h"
 
 namespace gatefold {
 
@@ -9,5 +11,9 @@ namespace gatefold {
 /// files that are not there yet included; 74 where it can't be written. A long run must end neither
 /// in a lost result nor in a lost model.
 void check_outputs(const Options& options);
+
+/// Rank 0 prints the report (--quiet: its closing notes) and writes --json and --csv. Agreed: a
+/// file that can't be written is an Error 74 on all ranks. Collective.
+void publish(Communicator& world, const Options& options, const Report& report);
 
 }  // namespace gatefold

@@ -5,15 +5,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <new>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <thread>
 #include <vector>
 
+#include "launch/bench.h"
+#include "launch/machine_bench.h"
 #include "launch/outputs.h"
+#include "launch/version.h"
 #include "parallel/agreement.h"
 #include "parallel/session.h"
 #include "runtime/error.h"
@@ -35,7 +40,7 @@ int show(const ParseResult& parsed) {
     print_error("gatefold: " + parsed.text);
     return parsed.exit_code;
   }
-  const std::string& text = parsed.text;
+  const std::string text = parsed.text + (parsed.version ? parts_text() : "");
   const bool printed = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (printed && std::fflush(stdout) == 0) return static_cast<int>(ExitCode::kOk);
   print_error("gatefold: can't print (standard output is closed or full); reopen it");
@@ -81,21 +86,11 @@ int run_command(Job& job) {
   switch (job.options().command) {
     case Command::kVerify: return verify(job);
     case Command::kRun: return run(job);
-    case Command::kBench: return bench(job);
+    case Command::kBench: break;  // has jobs of its own
     case Command::kInspect: return inspect(job);
     case Command::kMakeModel: return make_model(job);
   }
   return static_cast<int>(ExitCode::kUsage);
-}
-
-int run_ranks(Communicator& world, const ParseResult& parsed, const Seams& seams) {
-  if (!all_true(world, parsed.options.has_value())) return end_without_command(world, parsed);
-  require_same_options(world, *parsed.options);
-  run_agreed(world, [&] {
-    if (world.rank() == 0) check_outputs(*parsed.options);
-  });
-  Job job(*parsed.options, world, seams);
-  return run_command(job);
 }
 
 /// What all ranks know of: what they agreed on, and a usage error, which is every rank's own.
@@ -110,29 +105,17 @@ int end_with(const Error& error, int rank, int ranks) {
     if (rank == 0) print_error(fmt::format("gatefold: {}", error.what()));
     return code;
   }
+  // A peer that knows why nobody answers ends the job first.
+  if (error.code() == ExitCode::kTimeout)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   print_error(fmt::format("[rank {}] gatefold: {}", rank, error.what()));
   Session::abort_job(code);
 }
 
-}  // namespace
-
-int run_program(int argc, char** argv, const Seams& seams) {
-  hold_standard_streams();
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error like others
-  const ParseResult parsed = parse_options(argc, argv);
-  // Alone there is nobody to agree with, and help must not need a working MPI.
-  if (!parsed.options && launched_processes() <= 1) return show(parsed);
-
-  // As the launcher says, until MPI does.
-  int rank = launched_rank();
-  int ranks = std::max(1, launched_processes());
-  std::optional<Session> session;
+/// The same with the exception that is being handled.
+int end_with_current(int rank, int ranks) {
   try {
-    session.emplace(&argc, &argv, parsed.options.value_or(Options{}).timeout);
-    session->start();
-    rank = session->world().rank();
-    ranks = session->world().size();
-    return run_ranks(session->world(), parsed, seams);
+    throw;
   } catch (const Error& error) {
     return end_with(error, rank, ranks);
   } catch (const std::bad_alloc&) {
@@ -144,6 +127,66 @@ int run_program(int argc, char** argv, const Seams& seams) {
     return end_with(
         Error(ExitCode::kBackend, fmt::format("{} (an unforeseen error); report it", error.what())),
         rank, ranks);
+  }
+}
+
+/// Thrown where the error has been told: unwinds what is left.
+struct Ended {
+  int code;
+};
+
+int run_ranks(Communicator& world, const ParseResult& parsed, const Seams& seams) {
+  if (!all_true(world, parsed.options.has_value())) return end_without_command(world, parsed);
+  require_same_options(world, *parsed.options);
+  run_agreed(world, [&] {
+    if (world.rank() == 0) check_outputs(*parsed.options);
+  });
+  const auto ended = [&world](const auto& command) {
+    try {
+      return command();
+    } catch (...) {
+      world.progress().tick();  // the watchdog knows less
+      // While the job is alive: its end waits for a GPU, which may be stuck.
+      throw Ended{end_with_current(world.rank(), world.size())};
+    }
+  };
+  if (parsed.options->machine) {
+    MachineBench bench(*parsed.options, world);
+    return ended([&] { return bench.run(); });
+  }
+  if (parsed.options->command == Command::kBench) {
+    Bench bench(*parsed.options, world, seams);
+    return ended([&] { return bench.run(); });
+  }
+  Job job(*parsed.options, world, seams);
+  return ended([&] { return run_command(job); });
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv, const Seams& seams, const std::string& revision) {
+  hold_standard_streams();
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error like others
+  ParseResult parsed = parse_options(argc, argv);
+  if (parsed.options) parsed.options->revision = revision;
+  // Alone there is nobody to agree with, and help must not need a working MPI.
+  if (!parsed.options && launched_processes() <= 1) return show(parsed);
+
+  // As the launcher says, until MPI does.
+  int rank = launched_rank();
+  int ranks = std::max(1, launched_processes());
+  std::optional<Session> session;
+  try {
+    session.emplace(&argc, &argv, parsed.options.value_or(Options{}).timeout);
+    const bool by_messages = parsed.options && parsed.options->comm == CommKind::kMpi;
+    session->start(by_messages ? WithinNode::kMessages : WithinNode::kSharedMemory);
+    rank = session->world().rank();
+    ranks = session->world().size();
+    return run_ranks(session->world(), parsed, seams);
+  } catch (const Ended& ended) {
+    return ended.code;
+  } catch (...) {
+    return end_with_current(rank, ranks);
   }
 }
 

@@ -60,8 +60,25 @@ std::string comment(const std::string& text) {
 
 }  // namespace
 
-void Report::fact(const std::string& name, const std::string& value) {
-  facts_.emplace_back(name, value);
+namespace {
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+void put(Pairs& pairs, const std::string& name, const std::string& value) {
+  const auto known = std::ranges::find(pairs, name, &Pairs::value_type::first);
+  if (known != pairs.end()) {
+    known->second = value;
+  } else {
+    pairs.emplace_back(name, value);
+  }
+}
+
+}  // namespace
+
+void Report::fact(const std::string& name, const std::string& value) { put(facts_, name, value); }
+
+void Report::detail(const std::string& name, const std::string& value) {
+  put(details_, name, value);
 }
 
 void Report::note(const std::string& text) {
@@ -99,12 +116,13 @@ std::string Report::table() const {
     std::size_t width = std::max(width_of(columns_[c].name), width_of(columns_[c].unit));
     for (const auto& row : rows_) width = std::max(width, width_of(row[c].text));
     widths.push_back(width);
-    units = units || !columns_[c].unit.empty();
+    units = units || (columns_[c].on_screen && !columns_[c].unit.empty());
   }
   const auto line = [&](char first, const auto& cell) {
     std::string text(1, first);
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      text += (c == 0 ? " " : "  ") + right_aligned(printable(cell(c)), widths[c]);
+      if (!columns_[c].on_screen) continue;
+      text += (text.size() == 1 ? " " : "  ") + right_aligned(printable(cell(c)), widths[c]);
     }
     text.erase(text.find_last_not_of(' ') + 1);
     return text + '\n';
@@ -126,7 +144,9 @@ std::string Report::json() const {
   root["options"] = Json::object();
   for (const auto& [name, value] : options_) root["options"][name] = json_option(value);
   root["environment"] = Json::object();
-  for (const auto& [name, value] : facts_) root["environment"][name] = value;
+  for (const auto* pairs : {&facts_, &details_}) {
+    for (const auto& [name, value] : *pairs) root["environment"][name] = value;
+  }
   root["rows"] = Json::array();
   for (const auto& row : rows_) {
     Json object = Json::object();

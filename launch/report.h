@@ -11,6 +11,7 @@ struct Column {
   std::string name;  // "time"
   std::string unit;  // "us"; may be empty
   std::string json_name;
+  bool on_screen = true;  // JSON and CSV have every column
 };
 
 /// A cell: its text for the table, and the value for JSON and CSV where that is a number.
@@ -27,8 +28,11 @@ struct Cell {
 /// JSON (with every option and version) and CSV.
 class Report {
  public:
-  /// Facts for the header, shown as "# name  value" and kept in the JSON under "environment".
+  /// Facts for the header, shown as "# name  value" and kept in the JSON under "environment". One
+  /// of a name that is there takes its place.
   void fact(const std::string& name, const std::string& value);
+  /// A fact that only the JSON has.
+  void detail(const std::string& name, const std::string& value);
   /// A comment line in words ("# …"), before the rows or, once there is a row, after them.
   void note(const std::string& text);
   void columns(std::vector<Column> columns);
@@ -48,6 +52,7 @@ class Report {
   std::string table() const;
 
   std::vector<std::pair<std::string, std::string>> facts_;
+  std::vector<std::pair<std::string, std::string>> details_;
   std::vector<std::pair<std::string, std::string>> options_;
   std::vector<std::string> notes_before_;
   std::vector<std::string> notes_after_;

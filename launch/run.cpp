@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "launch/device_pass.h"
 #include "launch/job.h"
 #include "parallel/agreement.h"
 #include "runtime/error.h"
@@ -38,7 +39,7 @@ class AblatedSource final : public TensorSource {
       // A bias reads as one row.
       const bool by_column = ref.transposed || info.shape.size() < 2;
       for (const std::int64_t channel : channels_) {
-        const std::int64_t at = channel + ref.row_offset;
+        const std::int64_t at = ref.row_offset + channel * ref.row_step;
         const Range cut{at, at + 1};
         clear(by_column ? rows : cut, by_column ? cut : cols, rows, cols, size_of(info.dtype), out);
       }
@@ -92,25 +93,67 @@ std::vector<std::byte> gather_on_root(const Job& job, std::vector<std::byte>& ow
   return y;
 }
 
-/// One forward pass of the layer over all ranks; y [T, H] on rank 0.
-std::vector<std::byte> forward(const Job& job, const FfnSpec& spec, const TensorSource& source,
-                               const TokenBatch& batch, const KernelChoice& kernel) {
+/// Which experts the tokens went to: all of them on rank 0, nothing on the others.
+Choices gather_routing(const Job& job, const Choices& own, const TokenBatch& batch) {
+  Communicator& world = job.world();
+  Choices all;
+  run_agreed(world, [&] {
+    if (world.rank() == 0) all.resize(batch.tokens, own.top_k);
+  });
+  const std::int64_t record = own.top_k * 4;
+  const int tp = job.grid().tp().size();
+  const auto parts = split_tokens(batch.tokens, job.grid().dp_size(), job.options().token_split);
+  std::vector<Transfer> sends;
+  std::vector<Transfer> receives;
+  const auto gather = [&](const void* from, void* to) {
+    auto* mine = const_cast<std::byte*>(static_cast<const std::byte*>(from));
+    auto* at = static_cast<std::byte*>(to);
+    sends.push_back({0, mine, own.rows * record});
+    for (int r = 0; r < world.size() && world.rank() == 0; ++r) {
+      const Range group = parts[static_cast<std::size_t>(r / tp)];
+      receives.push_back({r, at, even_part(group.size(), tp, r % tp).size() * record});
+      at += receives.back().bytes;
+    }
+  };
+  gather(own.ids.data(), all.ids.data());
+  gather(own.weights.data(), all.weights.data());
+  world.exchange(sends, receives);
+  return all;
+}
+
+struct Result {
+  std::vector<std::byte> y;  // [T, H] in the job's dtype, as all here on rank 0
+  std::vector<float> delta;  // [T, H], y of the whole layer less y; empty without --ablate
+  Choices routing;           // of all tokens, the best expert first; no rows in a dense layer
+};
+
+/// One forward pass of the layer over all ranks; `given` is its routing, if it has rows.
+Result forward(const Job& job, const LayerSpec& spec, const TensorSource& source,
+               const TokenBatch& batch, const KernelChoice& kernel, const Choices& given) {
   Communicator& world = job.world();
   world.progress().enter("loading weights");
   const Range own = job.own_tokens(batch.tokens);
   const RowCount rows{own.size(), batch.tokens};
-  std::optional<Mlp> mlp;
+  MoeOptions options = job.layer_options(kernel);
+  options.linear.residency = job.residency(spec);
+  std::optional<Layer> layer;
   std::optional<DevicePass> pass;
   run_agreed(world, [&] {
-    mlp.emplace(spec, source, Place{&job.device(), &job.tp()}, job.mlp_options(kernel));
-    mlp->reserve(rows);
+    layer.emplace(spec, source, job.place(), options);
+    layer->reserve(rows);
     pass.emplace(job.device(), batch.row(own.begin), rows, batch.row_bytes());
   });
   world.progress().enter("the forward pass");
-  pass->forward(*mlp);
+  if (given.rows > 0) layer->moe()->replay(given.part(own));
+  pass->forward(*layer);
   std::vector<std::byte> y;
   run_agreed(world, [&] { y = pass->y(); });
-  return gather_on_root(job, y, batch);
+  Result result;
+  result.y = gather_on_root(job, y, batch);
+  if (layer->moe() != nullptr) {
+    result.routing = gather_routing(job, layer->moe()->routing(), batch);
+  }
+  return result;
 }
 
 std::vector<float> as_float(const std::vector<std::byte>& values, DType dtype) {
@@ -152,19 +195,20 @@ Statistics statistics_of(const std::vector<float>& y, std::int64_t hidden) {
   return found;
 }
 
-struct Result {
-  std::vector<std::byte> y;  // [T, H] in the job's dtype
-  std::vector<float> delta;  // [T, H], y of the whole layer less y; empty without --ablate
-};
-
 void write_output(const std::string& path, const TokenBatch& batch, const Result& result) {
   std::vector<SafetensorsWriter::Tensor> tensors = {
       {"y", std::string(safetensors_name(batch.dtype)), batch.shape}};
   const bool ablated = !result.delta.empty();
+  const bool routed = result.routing.rows > 0;
+  const std::vector<std::int64_t> chosen{result.routing.rows, result.routing.top_k};
   if (ablated) tensors.push_back({"delta", "F32", batch.shape});
+  if (routed) tensors.push_back({"topk_ids", "I32", chosen});
+  if (routed) tensors.push_back({"topk_weights", "F32", chosen});
   SafetensorsWriter writer(path, tensors);
   writer.append(result.y);
   if (ablated) writer.append(std::as_bytes(std::span(result.delta)));
+  if (routed) writer.append(std::as_bytes(std::span(result.routing.ids)));
+  if (routed) writer.append(std::as_bytes(std::span(result.routing.weights)));
   writer.finish();
 }
 
@@ -199,29 +243,42 @@ void add_row(Report& report, const Job& job, const TokenBatch& batch, const Resu
               real(statistics.most), real(statistics.mean)});
 }
 
-void check_channels(const std::vector<std::int64_t>& channels, const FfnSpec& spec) {
+/// Throws Error 64 where they can't be cut off.
+void check_channels(const std::vector<std::int64_t>& channels, const LayerSpec& layer) {
+  if (channels.empty()) return;
+  const auto* spec = std::get_if<FfnSpec>(&layer);
+  if (spec == nullptr) {
+    throw Error(ExitCode::kUsage,
+                "--ablate with a mixture of experts (hidden channels are those of a dense layer "
+                "only so far); leave it out, or choose another layer");
+  }
   for (const std::int64_t channel : channels) {
-    if (channel < spec.intermediate_size) continue;
+    if (channel < spec->intermediate_size) continue;
     throw Error(ExitCode::kUsage,
                 fmt::format("--ablate {} is beyond the {} of layer {} (they count "
                             "from 0); use 0 to {}",
-                            channel, counted(spec.intermediate_size, "hidden channel"), spec.layer,
-                            spec.intermediate_size - 1));
+                            channel, counted(spec->intermediate_size, "hidden channel"),
+                            spec->layer, spec->intermediate_size - 1));
   }
 }
 
+/// The routing that --input replays, where it has one and the layer is a mixture of experts.
+Choices routing_to_replay(const Job& job, const LayerSpec& spec, const TokenBatch& batch) {
+  const auto* moe = std::get_if<MoeSpec>(&spec);
+  return moe == nullptr ? Choices{} : job.given_routing(moe->route, batch);
+}
+
 /// The layer, or with --ablate the layer with channels cut off and what that changes.
-Result compute(const Job& job, const FfnSpec& spec, const TokenBatch& batch,
-               const KernelChoice& kernel) {
-  Result result;
+Result compute(const Job& job, const LayerSpec& spec, const TokenBatch& batch,
+               const KernelChoice& kernel, const Choices& given) {
   const std::vector<std::int64_t>& channels = job.options().ablate;
-  result.y = forward(job, spec, job.source(), batch, kernel);
+  Result result = forward(job, spec, job.source(), batch, kernel, given);
   if (channels.empty()) return result;
 
   std::vector<float> whole;
   run_agreed(job.world(), [&] { whole = as_float(result.y, batch.dtype); });
-  const AblatedSource source(job.source(), spec, channels);
-  result.y = forward(job, spec, source, batch, kernel);
+  const AblatedSource source(job.source(), std::get<FfnSpec>(spec), channels);
+  result = forward(job, spec, source, batch, kernel, given);
   run_agreed(job.world(), [&] {
     result.delta = as_float(result.y, batch.dtype);
     for (std::size_t i = 0; i < whole.size(); ++i) result.delta[i] = whole[i] - result.delta[i];
@@ -239,14 +296,16 @@ int run(Job& job) {
   }
   Report report = job.report();
   if (job.options().dry_run) return print_plan(job, report);
-  const FfnSpec spec = job.layer_spec(job.layers().front());
+  const LayerSpec spec = job.layer_spec(job.layers().front());
   check_channels(job.options().ablate, spec);
-  const TokenBatch batch = job.tokens(spec.hidden_size);
+  const TokenBatch batch = job.tokens(hidden_size(spec));
+  const Choices given = routing_to_replay(job, spec, batch);
   const KernelChoice kernel = job.kernel(spec);
   if (job.options().reduce == Reduce::kExact) report.fact("kernel", kernel.name);
   report.fact("tokens", batch.description);
+  if (given.rows > 0) report.fact("routing", "replayed from " + batch.description);
 
-  const Result result = compute(job, spec, batch, kernel);
+  const Result result = compute(job, spec, batch, kernel, given);
   job.world().progress().enter("writing y");
   run_agreed(job.world(), [&] {
     if (job.world().rank() != 0) return;

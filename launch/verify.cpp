@@ -6,10 +6,13 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <set>
 
+#include "launch/device_pass.h"
 #include "launch/job.h"
+#include "launch/kernel_names.h"
 #include "launch/weight_reads.h"
-#include "layers/reference.h"
+#include "layers/moe_reference.h"
 #include "parallel/agreement.h"
 #include "runtime/quoted_name.h"
 
@@ -29,9 +32,12 @@ struct Spot {
 };
 
 struct Comparison {
-  std::int64_t wrong = 0;  // elements
-  std::int64_t bits = 0;   // that differ in them
-  double worst = 0;        // largest |error| ÷ bound, float64 only
+  std::int64_t wrong = 0;         // elements
+  std::int64_t bits = 0;          // that differ in them
+  double worst = 0;               // largest |error| ÷ bound, float64 only
+  std::int64_t near_ties = 0;     // float64 only
+  std::int64_t wrong_routes = 0;  // tokens
+  std::int64_t first_route = std::numeric_limits<std::int64_t>::max();
   Spot first;
 };
 
@@ -74,11 +80,11 @@ class LayerCheck {
   LayerCheck(Job& job, std::int64_t layer)
       : job_(job),
         spec_(job.layer_spec(layer)),
-        batch_(job.tokens(spec_.hidden_size)),
+        batch_(job.tokens(hidden_size(spec_))),
         own_(job.own_tokens(batch_.tokens)),
         kernel_(job.kernel(spec_)) {}
 
-  const FfnSpec& spec() const { return spec_; }
+  const LayerSpec& spec() const { return spec_; }
   const TokenBatch& batch() const { return batch_; }
   const KernelChoice& kernel() const { return kernel_; }
   std::span<const std::byte> one_device() const { return one_device_; }
@@ -86,6 +92,8 @@ class LayerCheck {
   void run_distributed();
   void run_one_device();
   Comparison compare_bits();
+  /// Tokens whose experts or weights, in any bit, are not those of one device. Collective.
+  std::int64_t compare_routing() const;
   Comparison compare_float64();
   /// Elements of y, on any rank, that are NaN.
   Comparison find_nan();
@@ -96,6 +104,10 @@ class LayerCheck {
   std::int64_t sampled_tokens() const { return static_cast<std::int64_t>(sample().size()); }
 
  private:
+  void read_idle_experts(const TensorSource& source) const;
+  ReferenceResult reference(const TensorSource& source, const std::vector<std::int64_t>& rows,
+                            Comparison& mine);
+  void judge(std::int64_t t, std::int64_t c, double expected, double bound, Comparison& mine);
   std::vector<std::int64_t> sample() const;
   std::vector<float> rows_as_float(const std::vector<std::int64_t>& rows) const;
   const std::byte* own_row(std::int64_t token) const {
@@ -109,38 +121,53 @@ class LayerCheck {
   Comparison agreed(const Comparison& mine) const;
 
   Job& job_;
-  FfnSpec spec_;
+  LayerSpec spec_;
   TokenBatch batch_;
   Range own_;
   KernelChoice kernel_;
   std::vector<std::byte> own_y_;       // this rank's copy of its group's rows
   std::vector<std::byte> one_device_;  // [tokens, H]
-  std::vector<bool> wrong_;            // [own tokens, H]
-  ReadLog own_reads_;                  // by this rank's layer and, but on rank 0, its reference
-  ReadLog one_device_reads_;           // on rank 0: by the layer on one device and the reference
+  Choices own_routing_;                // of this rank's home rows, which begin at own_home_
+  std::int64_t own_home_ = 0;
+  Choices routing_;           // of all tokens, on one device; none in a dense layer
+  std::vector<bool> wrong_;   // [own tokens, H]
+  ReadLog own_reads_;         // by this rank's layer and, but on rank 0, its reference
+  ReadLog one_device_reads_;  // on rank 0: by the layer on one device and the reference
 };
 
 void LayerCheck::run_distributed() {
   Communicator& world = job_.world();
   world.progress().enter("loading weights");
   std::unique_ptr<TensorSource> wrapped;
+  LayerSpec spec = spec_;
   if (job_.seams().wrap_source) {
-    wrapped = job_.seams().wrap_source(job_.source(), spec_, job_.own_columns(spec_),
-                                       job_.grid().tp().rank());
+    const auto* dense = std::get_if<FfnSpec>(&spec);
+    wrapped = job_.seams().wrap_source(job_.source(), spec,
+                                       dense != nullptr ? job_.own_columns(*dense) : Range{},
+                                       dense != nullptr ? job_.grid().tp().rank() : world.rank());
+  }
+  if (auto* moe = std::get_if<MoeSpec>(&spec); moe != nullptr && job_.seams().alter_experts) {
+    job_.seams().alter_experts(*moe, world.rank());
   }
   const RecordingSource source(wrapped ? *wrapped : job_.source(), own_reads_);
   const RowCount rows{own_.size(), batch_.tokens};
-  std::optional<Mlp> mlp;
+  MoeOptions options = job_.layer_options(kernel_);
+  options.linear.residency = job_.residency(spec);
+  std::optional<Layer> layer;
   std::optional<DevicePass> pass;
   run_agreed(world, [&] {
-    mlp.emplace(spec_, source, Place{&job_.device(), &job_.tp()}, job_.mlp_options(kernel_));
-    mlp->reserve(rows);
+    layer.emplace(spec, source, job_.place(), options);
+    layer->reserve(rows);
     pass.emplace(job_.device(), batch_.row(own_.begin), rows, batch_.row_bytes());
   });
   world.progress().enter("the distributed forward pass");
-  pass->forward(*mlp);
+  pass->forward(*layer);
   run_agreed(world, [&] {
     own_y_ = pass->y();
+    if (const Moe* moe = layer->moe()) {
+      own_routing_ = moe->routing();
+      own_home_ = own_.begin + moe->home(own_.size()).begin;
+    }
     wrong_.assign(static_cast<std::size_t>(own_.size() * batch_.hidden), false);
   });
   if (job_.seams().after_forward) job_.seams().after_forward(own_y_, world.rank(), world.size());
@@ -151,20 +178,57 @@ void LayerCheck::run_one_device() {
   Communicator& world = job_.world();
   world.progress().enter("the one-device pass");
   run_agreed(world, [&] { one_device_.assign(batch_.x.size(), std::byte{0}); });
+  const bool resident = job_.residency(spec_) == Residency::kResident;
   while_root_works(world, 0, [&](const std::function<void()>& beat) {
     const BeatingSource beating(job_.source(), beat);
     const RecordingSource source(beating, one_device_reads_);
     const auto alone = make_self_communicator();
-    MlpOptions options = job_.mlp_options(kernel_);
+    MoeOptions options = job_.layer_options(kernel_);
     options.linear.reduce = Reduce::kExact;
     options.linear.residency = Residency::kStreamed;
-    Mlp mlp(spec_, source, {&job_.device(), alone.get()}, options);
+    Layer layer(spec_, source, {&job_.device(), alone.get(), alone.get(), alone.get()}, options);
     DevicePass pass(job_.device(), batch_.x.data(), {batch_.tokens, batch_.tokens},
                     batch_.row_bytes());
-    pass.forward(mlp);
+    pass.forward(layer);
     one_device_ = pass.y();
+    if (const Moe* moe = layer.moe()) routing_ = moe->routing();
+    if (resident) read_idle_experts(source);
   });
   world.broadcast(one_device_.data(), static_cast<std::int64_t>(one_device_.size()), 0);
+  const auto* moe = std::get_if<MoeSpec>(&spec_);
+  if (moe == nullptr) return;
+  run_agreed(world, [&] { routing_.resize(batch_.tokens, moe->route.top_k); });
+  const std::int64_t bytes = routing_.rows * routing_.top_k * 4;
+  world.broadcast(reinterpret_cast<std::byte*>(routing_.ids.data()), bytes, 0);
+  world.broadcast(reinterpret_cast<std::byte*>(routing_.weights.data()), bytes, 0);
+}
+
+/// Reads the experts that no token goes to as the ranks have, which load them all the same.
+void LayerCheck::read_idle_experts(const TensorSource& source) const {
+  const auto* moe = std::get_if<MoeSpec>(&spec_);
+  if (moe == nullptr) return;
+  const auto alone = make_self_communicator();
+  LinearOptions options = job_.layer_options(kernel_).linear;
+  options.blocks = job_.expert_blocks();
+  const std::set<std::int32_t> used(routing_.ids.begin(), routing_.ids.end());
+  for (std::int32_t e = 0; e < moe->route.experts; ++e) {
+    if (used.contains(e)) continue;
+    const Experts idle(*moe, {e, e + 1}, source, {&job_.device(), alone.get()}, options);
+  }
+}
+
+std::int64_t LayerCheck::compare_routing() const {
+  Comparison mine;
+  const auto k = static_cast<std::size_t>(own_routing_.top_k);
+  for (std::int64_t row = 0; row < own_routing_.rows; ++row) {
+    const auto at = static_cast<std::size_t>(row) * k;
+    const auto expected = static_cast<std::size_t>(own_home_ + row) * k;
+    const bool same =
+        std::memcmp(&own_routing_.ids[at], &routing_.ids[expected], 4 * k) == 0 &&
+        std::memcmp(&own_routing_.weights[at], &routing_.weights[expected], 4 * k) == 0;
+    if (!same) ++mine.wrong;
+  }
+  return agreed(mine).wrong;
 }
 
 Comparison LayerCheck::agreed(const Comparison& mine) const {
@@ -176,6 +240,9 @@ Comparison LayerCheck::agreed(const Comparison& mine) const {
     total.wrong += one.wrong;
     total.bits += one.bits;
     total.worst = std::max(total.worst, one.worst);
+    total.near_ties += one.near_ties;
+    total.wrong_routes += one.wrong_routes;
+    total.first_route = std::min(total.first_route, one.first_route);
     if (one.first.token < total.first.token) total.first = one.first;
   }
   return total;
@@ -244,8 +311,50 @@ std::vector<float> LayerCheck::rows_as_float(const std::vector<std::int64_t>& ro
   return values;
 }
 
+/// y of these rows in float64, with its bound; counts near ties.
+ReferenceResult LayerCheck::reference(const TensorSource& source,
+                                      const std::vector<std::int64_t>& rows, Comparison& mine) {
+  const std::vector<float> x = rows_as_float(rows);
+  const auto tokens = static_cast<std::int64_t>(rows.size());
+  if (const auto* dense = std::get_if<FfnSpec>(&spec_)) {
+    return reference_ffn(*dense, source, batch_.dtype, x, tokens);
+  }
+  std::vector<std::int32_t> ids;
+  for (const std::int64_t t : rows) {
+    const auto own = routing_.ids_of(t);
+    ids.insert(ids.end(), own.begin(), own.end());
+  }
+  MoeReferenceResult found =
+      reference_moe(std::get<MoeSpec>(spec_), source, batch_.dtype, x, tokens, ids);
+  mine.near_ties = found.near_ties;
+  for (const WrongRoute& route : found.wrong_routes) {
+    const std::int64_t t = rows[static_cast<std::size_t>(route.token)];
+    if (mine.wrong_routes++ == 0) mine.first_route = t;
+  }
+  return found;
+}
+
+/// One element against float64; marks it where it is wrong.
+void LayerCheck::judge(std::int64_t t, std::int64_t c, double expected, double bound,
+                       Comparison& mine) {
+  const double found = element(own_row(t), batch_.dtype, c);
+  const double ratio = std::abs(found - expected) / bound;
+  if (ratio <= 1) {
+    mine.worst = std::max(mine.worst, ratio);
+    return;
+  }
+  const bool same_infinity = std::isinf(found) && found == expected;
+  const bool both_nan = std::isnan(found) && std::isnan(expected);  // find_nan() judges
+  const bool unbounded = std::isinf(bound) && !std::isnan(found);
+  if (same_infinity || both_nan || unbounded) return;
+  mine.worst =
+      std::isnan(ratio) ? std::numeric_limits<double>::infinity() : std::max(mine.worst, ratio);
+  mark(t, c);
+  if (mine.wrong++ == 0) mine.first = {t, c, job_.world().rank(), found, expected};
+}
+
 /// Rows are dealt over the ranks that hold them; each judges its own copy. A rank without rows
-/// reads the weights all the same, so that no rank's files go unseen.
+/// reads a dense layer's weights all the same, so that no rank's files go unseen.
 Comparison LayerCheck::compare_float64() {
   Communicator& world = job_.world();
   world.progress().enter("the float64 reference");
@@ -261,25 +370,10 @@ Comparison LayerCheck::compare_float64() {
     const std::function<void()> beat = [&world] { world.progress().tick(); };
     const BeatingSource beating(job_.source(), beat);
     const RecordingSource source(beating, world.rank() == 0 ? one_device_reads_ : own_reads_);
-    const ReferenceResult reference = reference_ffn(
-        spec_, source, batch_.dtype, rows_as_float(rows), static_cast<std::int64_t>(rows.size()));
-    for (std::size_t i = 0; i < reference.y.size(); ++i) {
-      const std::int64_t t = rows[i / static_cast<std::size_t>(batch_.hidden)];
-      const std::int64_t c = static_cast<std::int64_t>(i) % batch_.hidden;
-      const double found = element(own_row(t), batch_.dtype, c);
-      const double ratio = std::abs(found - reference.y[i]) / reference.bound[i];
-      if (ratio <= 1) {
-        mine.worst = std::max(mine.worst, ratio);
-        continue;
-      }
-      const bool same_infinity = std::isinf(found) && found == reference.y[i];
-      const bool both_nan = std::isnan(found) && std::isnan(reference.y[i]);  // find_nan() judges
-      const bool unbounded = std::isinf(reference.bound[i]) && !std::isnan(found);
-      if (same_infinity || both_nan || unbounded) continue;
-      mine.worst =
-          std::isnan(ratio) ? std::numeric_limits<double>::infinity() : std::max(mine.worst, ratio);
-      mark(t, c);
-      if (mine.wrong++ == 0) mine.first = {t, c, world.rank(), found, reference.y[i]};
+    const ReferenceResult expected = reference(source, rows, mine);
+    for (std::size_t i = 0; i < expected.y.size(); ++i) {
+      judge(rows[i / static_cast<std::size_t>(batch_.hidden)],
+            static_cast<std::int64_t>(i) % batch_.hidden, expected.y[i], expected.bound[i], mine);
     }
   });
   return agreed(mine);
@@ -294,9 +388,10 @@ std::string shown(const Spot& at) {
 
 ReadComparison LayerCheck::compare_weights() const {
   job_.world().progress().enter("the comparison of weights");
-  const bool exact = job_.options().reduce == Reduce::kExact;
+  // The reference reads the experts of a rank's own tokens.
+  const bool all = job_.options().reduce == Reduce::kExact && !is_moe(spec_);
   return compare_reads(job_.world(), own_reads_, one_device_reads_,
-                       exact ? Cut::kCanonical : Cut::kByRanks);
+                       all ? Cut::kCanonical : Cut::kByRanks);
 }
 
 void explain(Report& report, std::int64_t layer, const char* what, const Comparison& comparison) {
@@ -313,36 +408,77 @@ void explain(Report& report, std::int64_t layer, const ReadComparison& weights) 
                           layer_text(weights.ranks), weights.first));
 }
 
-/// Checks one layer, adds its row; the number of wrong values and differing reads.
+/// What a row of the table says of a layer beside the results.
+struct LayerWords {
+  std::string kind;
+  std::string shard;
+  std::string shape;
+};
+
+LayerWords words_for(const Job& job, const LayerSpec& spec) {
+  const Grid& grid = job.grid();
+  const std::string shard = fmt::format("tp {} x dp {}", grid.tp().size(), grid.dp_size());
+  if (const auto* dense = std::get_if<FfnSpec>(&spec)) {
+    return {kind_text(spec), shard,
+            fmt::format("{}x{}", dense->hidden_size, dense->intermediate_size)};
+  }
+  const auto& moe = std::get<MoeSpec>(spec);
+  return {kind_text(spec), fmt::format("{}, etp {} x ep {}", shard, grid.etp().size(), grid.ep()),
+          fmt::format("{}x{}", moe.hidden_size, moe.intermediate_size())};
+}
+
+void explain_routes(Report& report, std::int64_t layer, std::int64_t other,
+                    const Comparison& float64) {
+  if (other > 0) {
+    report.note(fmt::format("layer {}: other experts or weights than one device for {}", layer,
+                            counted(other, "token")));
+  }
+  if (float64.wrong_routes > 0) {
+    report.note(
+        fmt::format("layer {}: {} went to experts that no rounding explains, first token {}", layer,
+                    counted(float64.wrong_routes, "token"), float64.first_route));
+  }
+}
+
+/// What memory can't hold is read again for every pass.
+void explain_residency(Report& report, std::int64_t layer, Residency residency) {
+  if (residency == Residency::kResident) return;
+  report.note(fmt::format(
+      "layer {}: experts are read when rows come to them (this machine's memory can't hold them)",
+      layer));
+}
+
+/// Checks one layer, adds its row; the number of wrong values, routes and differing reads.
 std::int64_t check_layer(Job& job, std::int64_t layer, KernelNames& kernels, Report& report) {
   LayerCheck check(job, layer);
   kernels.add(layer, check.kernel().name);
   check.run_distributed();
   check.run_one_device();
   const Comparison bits = check.compare_bits();
+  const std::int64_t other_routes = check.compare_routing();
   const Comparison nan = check.find_nan();
   const Comparison float64 = check.compare_float64();
   const ReadComparison weights = check.compare_weights();
 
   const bool exact = job.options().reduce == Reduce::kExact;
-  const std::int64_t tokens = check.batch().tokens;
-  const std::int64_t wrong = check.wrong_values() + weights.differing;
-  const FfnSpec& spec = check.spec();
+  const std::int64_t wrong =
+      check.wrong_values() + other_routes + float64.wrong_routes + weights.differing;
+  const LayerWords words = words_for(job, check.spec());
   const auto count = [](std::int64_t n) {
     return Cell::of(static_cast<double>(n), fmt::format("{}", n));
   };
-  report.row({count(layer), Cell::of(spec.gated() ? "dense, gated" : "dense, plain"),
-              Cell::of(fmt::format("tp {} x dp {}", job.grid().tp().size(), job.grid().dp_size())),
-              Cell::of(fmt::format("{}x{}", spec.hidden_size, spec.intermediate_size)),
-              count(tokens), count(bits.bits), count(weights.differing),
-              count(check.sampled_tokens()),
-              Cell::of(float64.worst, fmt::format("{:.3f}", float64.worst)),
-              Cell::of(fmt::format("{:016x}", fingerprint(check.one_device()))),
-              Cell::of(wrong == 0 ? "OK" : "FAILED")});
+  report.row(
+      {count(layer), Cell::of(words.kind), Cell::of(words.shard), Cell::of(words.shape),
+       count(check.batch().tokens), count(bits.bits), count(weights.differing),
+       count(check.sampled_tokens()), Cell::of(float64.worst, fmt::format("{:.3f}", float64.worst)),
+       count(float64.near_ties), Cell::of(fmt::format("{:016x}", fingerprint(check.one_device()))),
+       Cell::of(wrong == 0 ? "OK" : "FAILED")});
+  explain_residency(report, layer, job.residency(check.spec()));
   explain(report, layer, weights);
   explain(report, layer, exact ? "other bits than one device" : "(allowed) other bits", bits);
   explain(report, layer, "NaN", nan);
   explain(report, layer, "outside the float64 bound", float64);
+  explain_routes(report, layer, other_routes, float64);
   return wrong;
 }
 
@@ -359,6 +495,7 @@ int verify(Job& job) {
                   {"differing", "reads", "differing_reads"},
                   {"float64", "tokens", "float64_tokens"},
                   {"err/bound", "max", "max_error_over_bound"},
+                  {"near", "ties", "near_ties"},
                   {"fingerprint", "", "fingerprint"},
                   {"verdict", "", "verdict"}});
   if (job.options().dry_run) return print_plan(job, report);

@@ -3,17 +3,25 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/activation.h"
 
 namespace gatefold {
 
-/// Where a logical matrix [out, in] (or a bias [out]) lies in a checkpoint.
+/// Where a logical matrix [out, in] (or a vector [out]) lies in a checkpoint: a part of a tensor
+/// that TensorSource::read sees as [product of all dimensions but the last, last].
+///   as it is     (r, c) is at [row_offset + r * row_step, column_offset + c]
+///   transposed   (r, c) is at [column_offset + c, row_offset + r * row_step]
+/// A vector is the transposed matrix [out, 1]: of biases [E, out] that of expert e has
+/// column_offset e.
 struct TensorRef {
   std::string name;
-  bool transposed = false;       // stored [in, out], as GPT-2's Conv1D
-  std::int64_t row_offset = 0;   // first logical row inside a fused tensor (phi3's gate_up_proj)
-  std::int64_t stored_rows = 0;  // the logical row count of the whole stored tensor
+  bool transposed = false;                      // stored [in, out], as GPT-2's Conv1D
+  std::vector<std::int64_t> stored_shape = {};  // of the whole tensor; empty: just this matrix
+  std::int64_t row_offset = 0;  // inside a fused or stacked tensor (up in phi3's gate_up_proj)
+  std::int64_t row_step = 1;    // 2 where gate and up alternate (GPT-OSS)
+  std::int64_t column_offset = 0;
 };
 
 /// One dense feed-forward layer: what it computes and where its weights lie.

@@ -14,10 +14,11 @@ struct KernelChoice {
   std::string name;  // for the report's header
 };
 
-/// Runs the start-up self-check of `shapes` on all ranks of `comm` and says which kernel all use:
-/// the library's tiles, or our plain one where the check failed on any rank. Collective.
-/// `trust_library` false on any rank stands for a failed check there.
-/// Throws Error 64 where ranks have different libraries or get different bits.
+/// Lets the devices of all ranks of `comm` run `shapes` as rank 0's library would, runs the
+/// start-up self-check and says which kernel all use: the library's tiles, or our plain one where
+/// the check failed on any rank, or rank 0's choice can't run there. Collective. `trust_library`
+/// false on any rank stands for a failed check there. Throws Error 64 where ranks have different
+/// libraries or get different bits.
 KernelChoice choose_kernel(Communicator& comm, Device& device, DType dtype,
                            const std::vector<WeightShape>& shapes, bool trust_library = true);
 

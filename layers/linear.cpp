@@ -40,6 +40,11 @@ LinearOptions one_block(LinearOptions options) {
   return options;
 }
 
+/// The library has its own way of adding up on a node.
+WithinNode sums_within(Reduce reduce) {
+  return reduce == Reduce::kFast ? WithinNode::kMessages : WithinNode::kSharedMemory;
+}
+
 Activation identity() {
   Activation activation;
   activation.kind = ActivationKind::kIdentity;
@@ -156,7 +161,7 @@ void ColumnParallelLinear::forward(const std::byte* x, const RowCount& rows, std
   }
   const OwnedTiles x_tiles =
       make_tiles(device, dtype_, rows.local, height, round_up(inputs_, kInnerStep));
-  device.tile_rows(x, inputs_, dtype_, inputs_, x_tiles.tiles);
+  device.tile_rows({.data = x, .stride = inputs_}, dtype_, inputs_, x_tiles.tiles);
 
   const Range own = own_columns(place_.tp->rank());
   Buffer own_memory;
@@ -201,6 +206,7 @@ RowParallelLinear::RowParallelLinear(WeightTensors tensors, const TensorSource& 
     : outputs_(tensors.outputs),
       place_(place),
       dtype_(options.dtype),
+      output_dtype_(options.output_dtype.value_or(options.dtype)),
       input_(input),
       output_rows_(output_rows),
       plan_(plan_of(tensors, CutAlong::kInputs, place, options)),
@@ -208,46 +214,40 @@ RowParallelLinear::RowParallelLinear(WeightTensors tensors, const TensorSource& 
                with_kernel(tensors, CutAlong::kInputs, place, options)),
       merge_plan_(
           SumTree(plan_.blocks).local_plan(plan_.runs[static_cast<std::size_t>(place.tp->rank())])),
-      tree_sum_(*place.tp, *place.device, SumTree(plan_.blocks), plan_.runs, tensors.outputs) {
+      tree_sum_(*place.tp, *place.device, SumTree(plan_.blocks), plan_.runs, tensors.outputs,
+                std::nullopt, sums_within(options.reduce)) {
   if (!tensors.bias) return;
   run_agreed(*place.tp,
              [&] { bias_ = load_vector(source, *tensors.bias, outputs_, dtype_, *place.device); });
 }
 
-std::int64_t RowParallelLinear::stack_bytes(std::int64_t rows) const {
-  const std::int64_t slot = rows * round_up(outputs_, kGroup) * size_of(DType::kF32);
-  return std::max(1, merge_plan_.depth) * slot;
+std::int64_t RowParallelLinear::workspace_bytes(std::int64_t rows) const {
+  return tree_sum_.workspace_bytes(rows, output_dtype_);
 }
 
-std::int64_t RowParallelLinear::workspace_bytes(std::int64_t rows) const {
-  return stack_bytes(rows) + tree_sum_.workspace_bytes(rows, dtype_);
-}
+void RowParallelLinear::share(std::int64_t rows) { tree_sum_.share(rows); }
 
 void RowParallelLinear::reserve(std::int64_t rows, std::int64_t tile_rows) {
+  share(rows);
   Device& device = *place_.device;
   for (std::size_t i = 0; i < weights_.count(); ++i) {
     device.prepare(shape(i), device.storage(dtype_), weights_.kernel(), tile_rows);
   }
-  const std::int64_t bytes = stack_bytes(rows);
-  if (stack_.bytes() < bytes) stack_ = device.allocate(bytes);
-  tree_sum_.reserve(rows, dtype_);
+  tree_sum_.reserve(rows, output_dtype_);
 }
 
 void RowParallelLinear::begin(std::int64_t rows) {
-  const std::int64_t groups = ceil_div(outputs_, kGroup);
   // Group by group, so that a slice of columns is one message; whole GEMMs write rows.
-  const bool by_rows = weights_.kernel() == GemmKernel::kLibraryWhole;
-  partials_ = {stack_.as<float>(),
-               rows,
-               groups,
-               by_rows ? groups * kGroup : kGroup,
-               by_rows ? kGroup : rows * kGroup,
-               groups * rows * kGroup};
+  partials_ = tree_sum_.stack(rows);
+  if (weights_.kernel() == GemmKernel::kLibraryWhole) {
+    partials_.row_stride = partials_.groups * kGroup;
+    partials_.group_stride = kGroup;
+  }
   height_ = 0;
   if (plan_.reduce == Reduce::kFast && weights_.count() == 0 && rows > 0) {
     // A rank without columns adds nothing, but the library's sum takes its root all the same.
-    const std::vector<std::byte> zeros(static_cast<std::size_t>(stack_bytes(rows)));
-    place_.device->upload(stack_.data(), zeros.data(), stack_bytes(rows));
+    place_.device->fill(reinterpret_cast<std::byte*>(partials_.data), std::byte{0},
+                        partials_.slot_stride * size_of(DType::kF32));
   }
 }
 
@@ -260,9 +260,9 @@ void RowParallelLinear::add_block(std::size_t i, const Tiles& h) {
 void RowParallelLinear::finish(std::byte* y) {
   const float* bias = bias_.bytes() > 0 ? bias_.as<float>() : nullptr;
   if (plan_.reduce == Reduce::kFast) {
-    tree_sum_.sum_by_library(partials_, bias, dtype_, output_rows_, y);
+    tree_sum_.sum_by_library(partials_, bias, output_dtype_, output_rows_, y);
   } else {
-    tree_sum_.sum(partials_, bias, dtype_, output_rows_, y);
+    tree_sum_.sum(partials_, bias, output_dtype_, output_rows_, y);
   }
 }
 
@@ -278,7 +278,8 @@ void RowParallelLinear::forward(const std::byte* x, const RowCount& rows, std::b
     const Range columns = plan_.columns(i);
     const OwnedTiles h = make_tiles(device, dtype_, rows.local, height, shape(i).padded_inputs());
     const std::int64_t first = columns.begin - (whole ? 0 : own.begin);
-    device.tile_rows(x + first * size_of(dtype_), stride, dtype_, columns.size(), h.tiles);
+    device.tile_rows({.data = x + first * size_of(dtype_), .stride = stride}, dtype_,
+                     columns.size(), h.tiles);
     add_block(i, h.tiles);
   }
   finish(y);

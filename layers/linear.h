@@ -54,6 +54,7 @@ class MergedColumnParallelLinear {
   /// h = round(act(x W_gateᵀ + b_gate) · (x W_upᵀ + b_up)) for owned block i.
   /// x: [rows, in] in tiles; h: tiles of shape(i).padded_outputs() columns.
   void forward_block(std::size_t i, const Tiles& x, const Tiles& h);
+  void let_go() { weights_.let_go(); }
 
  private:
   Activation activation_;
@@ -103,9 +104,11 @@ class RowParallelLinear {
   void forward(const std::byte* x, const RowCount& rows, std::byte* y);
 
   // The steps of forward(), for a layer that makes its inputs block by block.
-  /// Bytes that reserve() allocates.
+  /// Bytes that reserve() allocates where ranks don't share memory.
   std::int64_t workspace_bytes(std::int64_t rows) const;
-  /// Makes the steps free of allocation for `rows` rows in tiles of `tile_rows`.
+  /// The part of reserve() in which peers take part: before all that may fail on one rank alone.
+  void share(std::int64_t rows);
+  /// Makes the steps free of allocation for `rows` rows in tiles of `tile_rows`. Collective.
   void reserve(std::int64_t rows, std::int64_t tile_rows);
   WeightShape shape(std::size_t i) const { return weights_.shape(i); }
   void begin(std::int64_t rows);
@@ -114,11 +117,10 @@ class RowParallelLinear {
   void finish(std::byte* y);
 
  private:
-  std::int64_t stack_bytes(std::int64_t rows) const;
-
   std::int64_t outputs_;
   Place place_;
   DType dtype_;
+  DType output_dtype_;
   Input input_;
   Rows output_rows_;
   BlockPlan plan_;
@@ -126,12 +128,12 @@ class RowParallelLinear {
   MergePlan merge_plan_;
   TreeSum tree_sum_;
   Buffer bias_;
-  Buffer stack_;
   Partials partials_;
   int height_ = 0;
 };
 
 /// y = x Wᵀ + b, the same on every rank, without communication; in one block, whatever the options.
+/// On GPUs call choose_kernel() for that block over all ranks first: alone each chooses by itself.
 class ReplicatedLinear {
  public:
   ReplicatedLinear(WeightTensors tensors, const TensorSource& source, Device& device,

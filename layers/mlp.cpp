@@ -4,6 +4,7 @@
 
 #include "layers/kernel_choice.h"
 #include "parallel/agreement.h"
+#include "runtime/phases.h"
 
 namespace gatefold {
 namespace {
@@ -11,15 +12,6 @@ namespace {
 /// Rows that pass over a block's weights before the next block: few enough for their partial sums
 /// to stay in cache, many enough to read weights seldom. No bit depends on it.
 constexpr std::int64_t kChunkRows = 1024;
-
-WeightTensors gate_up_tensors(const FfnSpec& spec) {
-  return {spec.intermediate_size, spec.hidden_size, spec.up,
-          spec.up_bias,           spec.gate,        spec.gate_bias};
-}
-
-WeightTensors down_tensors(const FfnSpec& spec) {
-  return {spec.hidden_size, spec.intermediate_size, spec.down, spec.down_bias, {}, {}};
-}
 
 /// One self-check for both weights, so that they use the same kernel.
 MlpOptions with_kernel(const FfnSpec& spec, const Place& place, MlpOptions options) {
@@ -92,15 +84,20 @@ std::int64_t Mlp::workspace_bytes(const RowCount& rows) const {
   return tiles + gathered_bytes(rows) + down_.workspace_bytes(most_rows(rows));
 }
 
+bool Mlp::has_room(const RowCount& rows) const {
+  if (gate_up_.kernel() == GemmKernel::kLibraryWhole) return rows.local == reserved_.local;
+  return rows.local <= reserved_.local && rows.global <= reserved_.global;
+}
+
+void Mlp::share(const RowCount& rows) { down_.share(most_rows(rows)); }
+
 void Mlp::reserve(const RowCount& rows) {
   check_rows(rows);
+  if (has_room(rows)) return;
   const bool whole = gate_up_.kernel() == GemmKernel::kLibraryWhole;
-  if (whole ? rows.local == reserved_.local
-            : rows.local <= reserved_.local && rows.global <= reserved_.global) {
-    return;
-  }
   const RowCount most{whole ? rows.local : std::max(rows.local, reserved_.local),
                       std::max(rows.global, reserved_.global)};
+  share(most);
   Device& device = *place_.device;
   const std::int64_t element = size_of(device.storage(options_.linear.dtype));
   const auto grow = [&device](Buffer& buffer, std::int64_t bytes) {
@@ -109,6 +106,7 @@ void Mlp::reserve(const RowCount& rows) {
   grow(x_tiles_, most_padded_rows(most) * round_up(hidden_, kInnerStep) * element);
   grow(h_tiles_, most_padded_rows(most) * widest_block() * element);
   grow(gathered_x_, gathered_bytes(most));
+  place_.tp->reserve(gathered_bytes(most));
   for (const std::int64_t height : tile_heights(*place_.device, gate_up_.kernel(), most)) {
     gate_up_.reserve(height);
     down_.reserve(most_rows(most), height);
@@ -116,9 +114,23 @@ void Mlp::reserve(const RowCount& rows) {
   reserved_ = most;
 }
 
+/// All ranks of the group need room or none does, also after one of them has found none.
+void Mlp::reserve_agreed(const RowCount& rows) {
+  const RowCount before = reserved_;
+  try {
+    run_agreed(*place_.tp, [&] { reserve(rows); });
+  } catch (...) {
+    reserved_ = before;
+    throw;
+  }
+}
+
 void Mlp::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
-  reserve(rows);
+  check_rows(rows);
+  if (!has_room(rows)) reserve_agreed(rows);
   const std::int64_t row_bytes = hidden_ * size_of(options_.linear.dtype);
+  const std::int64_t y_bytes =
+      hidden_ * size_of(options_.linear.output_dtype.value_or(options_.linear.dtype));
   if (options_.input_rows == Rows::kScattered) {
     gather_rows(place_, x, rows.local, row_bytes, gathered_x_.data());
     x = gathered_x_.data();
@@ -128,7 +140,7 @@ void Mlp::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
   for (std::int64_t first = 0; first < rows.local; first += chunk) {
     const std::int64_t n = std::min(chunk, rows.local - first);
     const Tiles tiles{nullptr, n, height, 0, rows.global <= height};
-    forward_chunk(x + first * row_bytes, tiles, y + first * row_bytes);
+    forward_chunk(x + first * row_bytes, tiles, y + first * y_bytes);
   }
 }
 
@@ -136,17 +148,27 @@ void Mlp::forward_chunk(const std::byte* x, const Tiles& chunk, std::byte* y) {
   Tiles x_tiles = chunk;
   x_tiles.data = x_tiles_.data();
   x_tiles.width = round_up(hidden_, kInnerStep);
-  place_.device->tile_rows(x, hidden_, options_.linear.dtype, hidden_, x_tiles);
+  Phases phases(*place_.device);
+  phases.enter("tile");
+  place_.device->tile_rows({.data = x, .stride = hidden_}, options_.linear.dtype, hidden_, x_tiles);
   down_.begin(chunk.rows);
   for (std::size_t block = 0; block < gate_up_.blocks(); ++block) {
     Tiles h = chunk;
     h.data = h_tiles_.data();
     h.width = gate_up_.shape(block).padded_outputs();
+    phases.enter("gate_up");
     gate_up_.forward_block(block, x_tiles, h);
+    phases.enter("down");
     down_.add_block(block, h);
     place_.tp->progress().tick();
   }
+  phases.enter("sum");
   down_.finish(y);
+}
+
+void Mlp::wait() {
+  place_.tp->wait();  // with its deadline
+  place_.device->synchronize();
 }
 
 }  // namespace gatefold

@@ -25,20 +25,28 @@ class Mlp {
       const MlpOptions& options);
 
   /// Bytes of working memory that forward() needs for `rows` or fewer, beside the weights and what
-  /// the device keeps for its GEMMs.
+  /// the device keeps for its GEMMs; ranks of a node that share memory have some of it there.
   std::int64_t workspace_bytes(const RowCount& rows) const;
   /// Allocates them: after this, forward() with no more rows, neither local nor global, allocates
-  /// nothing on the device (whole GEMMs: with just as many).
+  /// nothing on the device (whole GEMMs: with just as many). On all ranks of the group alike;
+  /// whoever calls it agrees on whether it failed. Collective.
   void reserve(const RowCount& rows);
+  /// The part of reserve() in which peers take part: before all that may fail on one rank alone.
+  void share(const RowCount& rows);
 
   /// x [rows.local, H] → y [rows.local, H], dense, in the options' dtype (scattered: this rank's
-  /// rows of them). rows.global is the row count of the whole batch over all groups. Throws Error
-  /// 64 on every rank unless 0 <= local <= global. Collective.
+  /// rows of them). rows.global is the row count of the whole batch over all groups. Reserves what
+  /// hasn't been. Throws on every rank Error 64 unless 0 <= local <= global, and 71. Collective.
   void forward(const std::byte* x, const RowCount& rows, std::byte* y);
+  /// Until y is there: forward() leaves work behind on the device's stream. Throws Error 75 where
+  /// a peer doesn't answer.
+  void wait();
 
  private:
   /// `chunk` says how many rows there are and how they are tiled.
   void forward_chunk(const std::byte* x, const Tiles& chunk, std::byte* y);
+  bool has_room(const RowCount& rows) const;
+  void reserve_agreed(const RowCount& rows);
   std::int64_t chunk_rows(const RowCount& rows) const;
   std::int64_t most_rows(const RowCount& rows) const;
   std::int64_t most_padded_rows(const RowCount& rows) const;

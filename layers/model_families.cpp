@@ -18,6 +18,15 @@ const std::vector<ModelFamily>& model_families() {
   static const std::vector<std::string_view> decoder_keys = {
       "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias",
       "tie_word_embeddings"};
+  static constexpr FamilySwitch norm_topk_prob{.key = "norm_topk_prob", .otherwise = false};
+  static constexpr FamilySwitch norm_topk_prob_by_default{.key = "norm_topk_prob",
+                                                          .otherwise = true};
+  static constexpr float kDeepSeekEpsilon = 1e-20F;
+  // As the newer transformers save any family that stores its experts one by one elsewhere.
+  static constexpr ExpertNames stacked{.layout = ExpertLayout::kStacked,
+                                       .gate = "mlp.experts.gate_up_proj",
+                                       .up = "mlp.experts.gate_up_proj",
+                                       .down = "mlp.experts.down_proj"};
   static const std::vector<ModelFamily> families = {
       {.model_types = {"llama"},
        .bias = {.key = "mlp_bias", .otherwise = false},
@@ -37,34 +46,34 @@ const std::vector<ModelFamily>& model_families() {
       {.model_types = {"phi3"},
        .whole_model_keys = decoder_keys,
        .layout = WeightLayout::kFusedGateUp,
-       .gate = "layers.{}.mlp.gate_up_proj",
-       .up = "layers.{}.mlp.gate_up_proj"},
+       .gate = "mlp.gate_up_proj",
+       .up = "mlp.gate_up_proj"},
       {.model_types = {"gpt2"},
        .hidden_size_key = "n_embd",
        .intermediate_size_key = "n_inner",
        .intermediate_default = IntermediateDefault::kFourTimesHidden,
-       .num_layers_key = "n_layer",
        .activation_key = "activation_function",
        .default_activation = "gelu_new",
        .gated = kNever,
        .bias = kAlways,
        .whole_model_keys = {"n_positions"},
        .layout = WeightLayout::kTransposed,
+       .stacks = {{.path = "h.{}.", .num_layers_key = "n_layer"}},
        .gate = {},
-       .up = "h.{}.mlp.c_fc",
-       .down = "h.{}.mlp.c_proj",
+       .up = "mlp.c_fc",
+       .down = "mlp.c_proj",
        .prefixes = {"transformer.", ""}},
       {.model_types = {"bert"},
        .default_activation = "gelu",
        .gated = kNever,
        .bias = kAlways,
+       .stacks = {{.path = "encoder.layer.{}."}},
        .gate = {},
-       .up = "encoder.layer.{}.intermediate.dense",
-       .down = "encoder.layer.{}.output.dense",
+       .up = "intermediate.dense",
+       .down = "output.dense",
        .prefixes = {"bert.", ""}},
       {.model_types = {"gatefold_ffn"},
        .intermediate_default = IntermediateDefault::kLadder,
-       .default_num_layers = 1,
        .activation_key = "activation",
        .legacy_activation_key = "hidden_act",
        .gated = {.key = "gated", .otherwise = false},
@@ -72,7 +81,181 @@ const std::vector<ModelFamily>& model_families() {
        .swish_beta = {.key = "swish_beta", .otherwise = false},
        .clamp_limit_key = "swiglu_limit",
        .clamp_alpha_key = "swiglu_alpha",
-       .beta = "layers.{}.mlp.swish_beta"},
+       .stacks = {{.default_num_layers = 1}},
+       .beta = "mlp.swish_beta"},
+      {.model_types = {"mixtral"},
+       .whole_model_keys = decoder_keys,
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.experts_keys = {"num_local_experts", "num_experts"},
+                        .intermediate_size_key = "intermediate_size",
+                        .normalize = kAlways,
+                        .names = {{.router = "block_sparse_moe.gate",
+                                   .gate = "block_sparse_moe.experts.{}.w1",
+                                   .up = "block_sparse_moe.experts.{}.w3",
+                                   .down = "block_sparse_moe.experts.{}.w2"},
+                                  stacked}}},
+      {.model_types = {"qwen2_moe"},
+       .whole_model_keys = decoder_keys,
+       .stacks = {{.moe_step_key = "decoder_sparse_step"}},
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.dense_list_key = "mlp_only_layers",
+                        .normalize = norm_topk_prob,
+                        .shared_width = SharedWidth::kOfItsOwn,
+                        .shared_key = "shared_expert_intermediate_size",
+                        .shared = "mlp.shared_expert",
+                        .shared_gate = "mlp.shared_expert_gate",
+                        .names = {{}, stacked}}},
+      {.model_types = {"qwen3_moe"},
+       .whole_model_keys = decoder_keys,
+       .stacks = {{.moe_step_key = "decoder_sparse_step"}},
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.dense_list_key = "mlp_only_layers",
+                        .normalize = norm_topk_prob,
+                        .names = {{}, stacked}}},
+      {.model_types = {"qwen3_next"},
+       .stacks = {{.moe_step_key = "decoder_sparse_step"}},
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.dense_list_key = "mlp_only_layers",
+                        .normalize = norm_topk_prob_by_default,
+                        .shared_width = SharedWidth::kOfItsOwn,
+                        .shared_key = "shared_expert_intermediate_size",
+                        .shared = "mlp.shared_expert",
+                        .shared_gate = "mlp.shared_expert_gate",
+                        .names = {{}, stacked}}},
+      {.model_types = {"qwen3_5_moe", "qwen3_5_moe_text"},
+       .prefixes = {"model.language_model.", "model.", "", "language_model.model."},
+       .moe = MoeFamily{.normalize = kAlways,
+                        .shared_width = SharedWidth::kOfItsOwn,
+                        .shared_key = "shared_expert_intermediate_size",
+                        .shared = "mlp.shared_expert",
+                        .shared_gate = "mlp.shared_expert_gate",
+                        .names = {stacked, {}}}},
+      {.model_types = {"olmoe"},
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.intermediate_size_key = "intermediate_size",
+                        .normalize = norm_topk_prob,
+                        .names = {{}, stacked}}},
+      {.model_types = {"deepseek_v2"},
+       .bias = {.key = "mlp_bias", .otherwise = false},
+       .stacks = {{.moe_step_key = "moe_layer_freq"}},
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.every = EveryStep::kFirst,
+                        .first_key = "first_k_dense_replace",
+                        .experts_keys = {"n_routed_experts", "num_local_experts"},
+                        .score_key = "scoring_func",
+                        .method_key = "topk_method",
+                        .normalize = norm_topk_prob,
+                        .epsilon = kDeepSeekEpsilon,
+                        .scaling_key = "routed_scaling_factor",
+                        .shared_width = SharedWidth::kSeveralExperts,
+                        .shared_key = "n_shared_experts",
+                        .shared = "mlp.shared_experts",
+                        .names = {{}, stacked}}},
+      {.model_types = {"deepseek_v3", "kimi_k2"},
+       .stacks = {{.moe_step_key = "moe_layer_freq"}},
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.every = EveryStep::kFirst,
+                        .first_key = "first_k_dense_replace",
+                        .default_first = 3,
+                        .experts_keys = {"n_routed_experts", "num_local_experts"},
+                        .score = Score::kSigmoid,
+                        .score_key = "scoring_func",
+                        .method = TopKMethod::kNoAuxTc,
+                        .method_key = "topk_method",
+                        .default_groups = 8,
+                        .default_kept_groups = 4,
+                        .normalize = norm_topk_prob_by_default,
+                        .epsilon = kDeepSeekEpsilon,
+                        .scaling_key = "routed_scaling_factor",
+                        .default_scaling = 2.5F,
+                        .shared_width = SharedWidth::kSeveralExperts,
+                        .shared_key = "n_shared_experts",
+                        .default_shared = 1,
+                        .shared = "mlp.shared_experts",
+                        .names = {{}, stacked}}},
+      {.model_types = {"glm4_moe"},
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.first_key = "first_k_dense_replace",
+                        .default_first = 1,
+                        .experts_keys = {"n_routed_experts", "num_local_experts"},
+                        .score = Score::kSigmoid,
+                        .method = TopKMethod::kNoAuxTc,
+                        .normalize = norm_topk_prob_by_default,
+                        .epsilon = kDeepSeekEpsilon,
+                        .scaling_key = "routed_scaling_factor",
+                        .shared_width = SharedWidth::kSeveralExperts,
+                        .shared_key = "n_shared_experts",
+                        .default_shared = 1,
+                        .shared = "mlp.shared_experts",
+                        .names = {{}, stacked}}},
+      {.model_types = {"gpt_oss"},
+       .activation_key = {},  // hidden_act is there and means nothing
+       .default_activation = "clamped_swiglu",
+       .bias = kAlways,
+       .clamp_limit_key = "swiglu_limit",
+       .clamp_alpha_key = "swiglu_alpha",
+       .prefixes = text_prefixes,
+       .moe = MoeFamily{.experts_keys = {"num_local_experts", "num_experts"},
+                        .intermediate_size_key = "intermediate_size",
+                        .score = Score::kSoftmaxOfChosen,
+                        .router_bias = kAlways,
+                        .names = {{.layout = ExpertLayout::kStackedAlternating,
+                                   .router = "mlp.router",
+                                   .gate = stacked.gate,
+                                   .up = stacked.up,
+                                   .down = stacked.down}}}},
+      {.model_types = {"llama4", "llama4_text"},
+       .intermediate_size_key = "intermediate_size_mlp",
+       .default_intermediate = 16384,
+       .stacks = {{.moe_step_key = "interleave_moe_layer_step"}},
+       .gate = "feed_forward.gate_proj",
+       .up = "feed_forward.up_proj",
+       .down = "feed_forward.down_proj",
+       .prefixes = {"language_model.model.", "model.", "", "model.language_model."},
+       .moe = MoeFamily{.list_key = "moe_layers",
+                        .experts_keys = {"num_local_experts", "num_experts"},
+                        .default_top_k = 1,
+                        .intermediate_size_key = "intermediate_size",
+                        .score = Score::kSigmoidOfChosen,
+                        .weight_on = WeightOn::kInput,
+                        .shared_width = SharedWidth::kOneExpert,
+                        .shared = "feed_forward.shared_expert",
+                        .names = {{.layout = ExpertLayout::kStackedTransposed,
+                                   .router = "feed_forward.router",
+                                   .gate = "feed_forward.experts.gate_up_proj",
+                                   .up = "feed_forward.experts.gate_up_proj",
+                                   .down = "feed_forward.experts.down_proj"}}}},
+      // Layers are the encoder's blocks and then the decoder's. No capacity: no token is dropped.
+      {.model_types = {"switch_transformers"},
+       .hidden_size_key = "d_model",
+       .intermediate_size_key = "d_ff",
+       .default_intermediate = 2048,
+       .activation_key = "dense_act_fn",
+       .default_activation = "relu",
+       .legacy_activation_key = "feed_forward_proj",
+       .gated = kNever,
+       .stacks = {{.path = "encoder.block.{}.layer.1.",
+                   .num_layers_key = "num_layers",
+                   .moe_step_key = "encoder_sparse_step",
+                   .moe_count_key = "num_sparse_encoder_layers"},
+                  {.path = "decoder.block.{}.layer.2.",
+                   .num_layers_key = "num_decoder_layers",
+                   .moe_step_key = "decoder_sparse_step",
+                   .moe_count_key = "num_sparse_decoder_layers"}},
+       .gate = {},
+       .up = "mlp.wi",
+       .down = "mlp.wo",
+       .prefixes = {""},
+       .moe = MoeFamily{.every = EveryStep::kSecond,
+                        .experts_keys = {"num_experts"},
+                        .top_k_key = {},
+                        .default_top_k = 1,
+                        .intermediate_size_key = "d_ff",
+                        .router_bias = {.key = "router_bias", .otherwise = false},
+                        .names = {{.router = "mlp.router.classifier",
+                                   .gate = {},
+                                   .up = "mlp.experts.expert_{}.wi",
+                                   .down = "mlp.experts.expert_{}.wo"}}}},
   };
   return families;
 }
@@ -96,26 +279,10 @@ std::string known_model_types() {
   return names;
 }
 
-bool is_moe_model_type(std::string_view model_type) {
-  static const std::vector<std::string_view> types = {
-      "mixtral",      "qwen2_moe",   "qwen3_moe",        "qwen3_next",
-      "qwen3_vl_moe", "qwen3_5_moe", "qwen3_5_moe_text", "olmoe",
-      "deepseek",     "deepseek_v2", "deepseek_v3",      "kimi_k2",
-      "glm4_moe",     "gpt_oss",     "llama4",           "llama4_text",
-      "granitemoe",   "phimoe",      "minimax_m2",       "deepseek_v4",
-      "mimo_v2",      "dbrx",        "kimi_k25",         "switch_transformers"};
-  return std::ranges::find(types, model_type) != types.end();
-}
-
 const std::vector<std::string_view>& expert_count_keys() {
   static const std::vector<std::string_view> keys = {"num_experts", "num_local_experts",
                                                      "n_routed_experts"};
   return keys;
-}
-
-std::string layer_name(std::string_view prefix, std::string_view pattern, std::int64_t layer) {
-  const std::size_t hole = pattern.find("{}");
-  return fmt::format("{}{}{}{}", prefix, pattern.substr(0, hole), layer, pattern.substr(hole + 2));
 }
 
 const ModelFamily& family_of(const ModelConfig& config) {
@@ -127,24 +294,55 @@ const ModelFamily& family_of(const ModelConfig& config) {
   return *family;
 }
 
-FfnSpec layer_under_prefix(const ModelConfig& config, std::int64_t layer, std::string_view prefix) {
+std::string layer_path(const ModelConfig& config, std::int64_t layer, std::string_view prefix) {
   if (layer < 0 || layer >= config.num_layers) {
     throw Error(ExitCode::kUsage,
                 fmt::format("layer {} doesn't exist ({} has layers 0 to {}); choose another", layer,
                             config.path, config.num_layers - 1));
   }
+  std::size_t stack = 0;
+  while (stack + 1 < config.stacks.size() && layer >= config.stacks[stack]) {
+    layer -= config.stacks[stack++];
+  }
+  const std::string_view path = family_of(config).stacks[stack].path;
+  const std::size_t hole = path.find("{}");
+  return fmt::format("{}{}{}{}", prefix, path.substr(0, hole), layer, path.substr(hole + 2));
+}
+
+FfnSpec layer_under_prefix(const ModelConfig& config, std::int64_t layer, std::string_view prefix) {
+  const std::string path = layer_path(config, layer, prefix);
+  if (config.is_moe(layer)) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("layer {} is a mixture of experts (a dense one is wanted); choose "
+                            "another",
+                            layer));
+  }
+  const ModelFamily& family = family_of(config);
+  const auto name = [&](std::string_view module) { return path + std::string(module); };
+  FfnSpec spec = ffn_of_modules(config, layer, config.intermediate_size,
+                                {name(family.gate), name(family.up), name(family.down)});
+  if (config.swish_beta) spec.swish_beta = name(family.beta);
+  return spec;
+}
+
+FfnSpec ffn_of_modules(const ModelConfig& config, std::int64_t layer, std::int64_t inner,
+                       const FfnModules& modules) {
   const ModelFamily& family = family_of(config);
   const std::int64_t hidden = config.hidden_size;
-  const std::int64_t inner = config.intermediate_size;
   const bool gated = config.activation.gated;
   const bool transposed = family.layout == WeightLayout::kTransposed;
   const std::int64_t fused = family.layout == WeightLayout::kFusedGateUp && gated ? inner : 0;
-  const auto ref = [&](std::string_view module, const char* suffix, std::int64_t offset,
-                       std::int64_t rows) {
-    return TensorRef{.name = layer_name(prefix, module, layer) + suffix,
-                     .transposed = transposed && suffix == std::string_view(".weight"),
-                     .row_offset = offset,
-                     .stored_rows = rows};
+  const auto matrix = [&](const std::string& module, std::int64_t offset, std::int64_t rows,
+                          std::int64_t columns) {
+    TensorRef ref{.name = module + ".weight",
+                  .transposed = transposed,
+                  .stored_shape = {rows, columns},
+                  .row_offset = offset};
+    if (transposed) std::swap(ref.stored_shape[0], ref.stored_shape[1]);
+    return ref;
+  };
+  const auto vector = [&](const std::string& module, std::int64_t offset, std::int64_t size) {
+    return TensorRef{.name = module + ".bias", .stored_shape = {size}, .row_offset = offset};
   };
 
   FfnSpec spec;
@@ -152,41 +350,14 @@ FfnSpec layer_under_prefix(const ModelConfig& config, std::int64_t layer, std::s
   spec.hidden_size = hidden;
   spec.intermediate_size = inner;
   spec.activation = config.activation;
-  if (gated) spec.gate = ref(family.gate, ".weight", 0, inner + fused);
-  spec.up = ref(family.up, ".weight", fused, inner + fused);
-  spec.down = ref(family.down, ".weight", 0, hidden);
-  if (config.bias) {
-    if (gated) spec.gate_bias = ref(family.gate, ".bias", 0, inner + fused);
-    spec.up_bias = ref(family.up, ".bias", fused, inner + fused);
-    spec.down_bias = ref(family.down, ".bias", 0, hidden);
-  }
-  if (config.swish_beta) spec.swish_beta = layer_name(prefix, family.beta, layer);
+  if (gated) spec.gate = matrix(modules.gate, 0, inner + fused, hidden);
+  spec.up = matrix(modules.up, fused, inner + fused, hidden);
+  spec.down = matrix(modules.down, 0, hidden, inner);
+  if (!config.bias) return spec;
+  if (gated) spec.gate_bias = vector(modules.gate, 0, inner + fused);
+  spec.up_bias = vector(modules.up, fused, inner + fused);
+  spec.down_bias = vector(modules.down, 0, hidden);
   return spec;
-}
-
-std::vector<StoredTensor> stored_tensors(const FfnSpec& spec) {
-  std::vector<StoredTensor> tensors;
-  const auto add = [&](const TensorRef& ref, TensorRole role, std::int64_t cols) {
-    const auto same = [&](const StoredTensor& tensor) { return tensor.name == ref.name; };
-    if (std::ranges::any_of(tensors, same)) return;
-    StoredTensor tensor{.name = ref.name, .shape = {ref.stored_rows}, .role = role, .fan_in = 1};
-    if (role == TensorRole::kWeight) {
-      tensor.shape.push_back(cols);
-      tensor.fan_in = cols;
-      if (ref.transposed) std::swap(tensor.shape[0], tensor.shape[1]);
-    }
-    tensors.push_back(std::move(tensor));
-  };
-  if (spec.gate) add(*spec.gate, TensorRole::kWeight, spec.hidden_size);
-  add(spec.up, TensorRole::kWeight, spec.hidden_size);
-  add(spec.down, TensorRole::kWeight, spec.intermediate_size);
-  for (const std::optional<TensorRef>* bias : {&spec.gate_bias, &spec.up_bias, &spec.down_bias}) {
-    if (*bias) add(**bias, TensorRole::kBias, 1);
-  }
-  if (spec.swish_beta) {
-    tensors.push_back({.name = *spec.swish_beta, .shape = {}, .role = TensorRole::kSwishBeta});
-  }
-  return tensors;
 }
 
 }  // namespace gatefold

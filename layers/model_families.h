@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "layers/family_switch.h"
 #include "layers/ffn_spec.h"
+#include "layers/moe_family.h"
 
 namespace gatefold {
 
@@ -26,16 +29,18 @@ enum class IntermediateDefault {
   kLadder,  // ungated 4 H; gated 8/3 H rounded up to a multiple of 8, about as many parameters
 };
 
-/// A yes or no that a family fixes (no key) or leaves to a config field.
-struct FamilySwitch {
-  std::string_view key = {};
-  bool otherwise = false;  // without a key, or where the field is absent
+/// Layers behind one another whose names count from 0; an encoder and a decoder are two.
+struct LayerStack {
+  std::string_view path = "layers.{}.";  // what stands before a module name, {} for the number
+  std::string_view num_layers_key = "num_hidden_layers";
+  std::int64_t default_num_layers = 0;  // 0: the field is required, or says what the stack before
+  // Every how many layers one is a mixture of experts; else how many of them are.
+  std::string_view moe_step_key = {};
+  std::string_view moe_count_key = {};
 };
-inline constexpr FamilySwitch kNever{};
-inline constexpr FamilySwitch kAlways{.key = {}, .otherwise = true};
 
-/// One row of the family table: all that Gatefold knows about a model_type. Module names carry {}
-/// for the layer number and neither prefix nor `.weight`.
+/// One row of the family table: all that Gatefold knows about a model_type. Module names are those
+/// within the layer, without `.weight`.
 struct ModelFamily {
   std::vector<std::string_view> model_types = {};
 
@@ -43,8 +48,7 @@ struct ModelFamily {
   std::string_view hidden_size_key = "hidden_size";
   std::string_view intermediate_size_key = "intermediate_size";
   IntermediateDefault intermediate_default = IntermediateDefault::kRequired;
-  std::string_view num_layers_key = "num_hidden_layers";
-  std::int64_t default_num_layers = 0;  // 0: the field is required
+  std::int64_t default_intermediate = 0;  // of kRequired; 0: the field is, where a layer is dense
   std::string_view activation_key = "hidden_act";
   std::string_view default_activation = "silu";
   // A field that others, or older configs, have in its place: it may only repeat the default.
@@ -59,15 +63,18 @@ struct ModelFamily {
 
   // Where the tensors lie. Fused: gate and up name the same module. Ungated: gate is unused.
   WeightLayout layout = WeightLayout::kSeparate;
-  std::string_view gate = "layers.{}.mlp.gate_proj";
-  std::string_view up = "layers.{}.mlp.up_proj";
-  std::string_view down = "layers.{}.mlp.down_proj";
+  std::vector<LayerStack> stacks = {{}};  // layers are numbered through all of them
+  std::string_view gate = "mlp.gate_proj";
+  std::string_view up = "mlp.up_proj";
+  std::string_view down = "mlp.down_proj";
   std::string_view beta = {};  // the learnable beta's whole name, where the family has one
   // What may stand before a module name; the first is the canonical one.
   std::vector<std::string_view> prefixes = {"model.", ""};
+
+  std::optional<MoeFamily> moe = {};  // of families with mixtures of experts
 };
 
-/// The table. A new dense family is one more row here and nothing else.
+/// The table. A new family is one more row here and nothing else.
 const std::vector<ModelFamily>& model_families();
 
 /// The row of `model_type`; null where no row has it.
@@ -76,33 +83,27 @@ const ModelFamily* find_family(std::string_view model_type);
 /// All known model_types, comma-separated, for messages.
 std::string known_model_types();
 
-/// True for model_types that are always mixtures of experts.
-bool is_moe_model_type(std::string_view model_type);
-
 /// Config fields whose positive value makes a model a mixture of experts.
 const std::vector<std::string_view>& expert_count_keys();
 
 /// The row of `config`. Throws Error 65 where there is none.
 const ModelFamily& family_of(const ModelConfig& config);
 
-/// `pattern` behind `prefix`, its {} replaced by the layer number.
-std::string layer_name(std::string_view prefix, std::string_view pattern, std::int64_t layer);
+/// What all of a layer's names start with: "model.layers.3.".
+/// Throws Error 64 where the model has no such layer.
+std::string layer_path(const ModelConfig& config, std::int64_t layer, std::string_view prefix);
 
 /// What the row of `config` makes of layer `layer`, with names that start with `prefix`.
-/// Throws Error 64 where the model has no such layer.
+/// Throws Error 64 where the model has no such layer, or a mixture of experts there.
 FfnSpec layer_under_prefix(const ModelConfig& config, std::int64_t layer, std::string_view prefix);
 
-enum class TensorRole { kWeight, kBias, kSwishBeta };
-
-/// One tensor of a layer as a file holds it.
-struct StoredTensor {
-  std::string name;
-  std::vector<std::int64_t> shape;  // as stored: [in, out] where transposed; [] for a beta
-  TensorRole role = TensorRole::kWeight;
-  std::int64_t fan_in = 1;  // of a weight: inputs per output
+/// Whole names of an MLP's modules, without `.weight`; gate is unused in ungated ones.
+struct FfnModules {
+  std::string gate, up, down;
 };
 
-/// The tensors of `spec`, each once (a fused one whole), weights first.
-std::vector<StoredTensor> stored_tensors(const FfnSpec& spec);
+/// An MLP of `layer` of width `inner` as the row of `config` stores one.
+FfnSpec ffn_of_modules(const ModelConfig& config, std::int64_t layer, std::int64_t inner,
+                       const FfnModules& modules);
 
 }  // namespace gatefold

@@ -94,13 +94,6 @@ Fill fill_of(DType dtype) {
   return best_fill<DType::kF32>();
 }
 
-// The shape as read() sees it: 1-D is one row, a scalar one element.
-std::pair<std::int64_t, std::int64_t> as_matrix(const std::vector<std::int64_t>& shape) {
-  if (shape.empty()) return {1, 1};
-  if (shape.size() == 1) return {1, shape[0]};
-  return {shape[0], shape[1]};
-}
-
 bool inside(Range range, std::int64_t size) {
   return range.begin >= 0 && range.begin <= range.end && range.end <= size;
 }
@@ -108,47 +101,79 @@ bool inside(Range range, std::int64_t size) {
 }  // namespace
 
 SeededSource::SeededSource(const ModelConfig& config, std::uint64_t seed)
-    : seed_(seed), dtype_(config.dtype) {
+    : config_(config), seed_(seed) {
+  const std::string_view prefix = family_of(config).prefixes.front();
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    std::vector<std::string>& names = layers_.emplace_back();
-    for (StoredTensor& tensor : stored_tensors(config.layer_spec(layer))) {
-      Entry entry{.info = {.dtype = dtype_, .shape = std::move(tensor.shape)}};
-      switch (tensor.role) {
-        case TensorRole::kWeight:
-          entry.scale = unit_scale(1.0 / std::sqrt(static_cast<double>(tensor.fan_in)));
-          break;
-        case TensorRole::kBias: entry.scale = unit_scale(0.5); break;
-        case TensorRole::kSwishBeta:
-          entry.scale = unit_scale(0.25);
-          entry.offset = 1.0F;
-          break;
-      }
-      names.push_back(tensor.name);
-      entries_.emplace(std::move(tensor.name), std::move(entry));
-    }
+    paths_.emplace(layer_path(config, layer, prefix), layer);
   }
 }
 
+SeededSource::Entry SeededSource::entry_of(const StoredTensor& tensor) const {
+  Entry entry{.info = {.dtype = config_.dtype, .shape = tensor.shape}};
+  const double root = std::sqrt(static_cast<double>(tensor.fan_in));
+  switch (tensor.role) {
+    case TensorRole::kWeight: entry.scale = unit_scale(1.0 / root); break;
+    case TensorRole::kRouter: entry.scale = unit_scale(4.0 / root); break;
+    case TensorRole::kBias:
+    case TensorRole::kRouterBias: entry.scale = unit_scale(0.5); break;
+    case TensorRole::kCorrectionBias:
+      entry.info.dtype = DType::kF32;
+      entry.scale = unit_scale(0.1 / std::sqrt(12.0));
+      break;
+    case TensorRole::kSwishBeta:
+      entry.scale = unit_scale(0.25);
+      entry.offset = 1.0F;
+      break;
+  }
+  return entry;
+}
+
+const SeededSource::Layer& SeededSource::layer(std::int64_t index) const {
+  const std::lock_guard lock(mutex_);
+  const auto [found, added] = layers_.try_emplace(index);
+  if (!added) return found->second;
+  Layer& made = found->second;
+  const std::vector<StoredTensor> tensors = config_.is_moe(index)
+                                                ? stored_tensors(config_.moe_spec(index))
+                                                : stored_tensors(config_.layer_spec(index));
+  for (const StoredTensor& tensor : tensors) {
+    made.names.push_back(tensor.name);
+    made.entries.emplace(tensor.name, entry_of(tensor));
+  }
+  return made;
+}
+
+const SeededSource::Entry* SeededSource::find_entry(const std::string& name) const {
+  // No path starts with another, so the last one in order before the name is its own, or none is.
+  auto path = paths_.upper_bound(name);
+  if (path == paths_.begin()) return nullptr;
+  --path;
+  if (!name.starts_with(path->first)) return nullptr;
+  const Layer& names = layer(path->second);
+  const auto found = names.entries.find(name);
+  return found == names.entries.end() ? nullptr : &found->second;
+}
+
 std::optional<TensorInfo> SeededSource::find(const std::string& name) const {
-  const auto found = entries_.find(name);
-  if (found == entries_.end()) return std::nullopt;
-  return found->second.info;
+  const Entry* found = find_entry(name);
+  if (found == nullptr) return std::nullopt;
+  return found->info;
 }
 
 const SeededSource::Entry& SeededSource::entry(const std::string& name) const {
-  const auto found = entries_.find(name);
-  if (found == entries_.end()) {
+  const Entry* found = find_entry(name);
+  if (found == nullptr) {
     throw Error(ExitCode::kData,
                 fmt::format("weights of {}: no tensor {} (the config has none of this name); "
                             "check the layer",
                             description(), name));
   }
-  return found->second;
+  return *found;
 }
 
 void SeededSource::read(const std::string& name, Range rows, Range cols, std::byte* out) const {
   const Entry& tensor = entry(name);
-  const auto [all_rows, all_cols] = as_matrix(tensor.info.shape);
+  const auto [all_rows, all_cols] = extent_of(tensor.info.shape);
   if (!inside(rows, all_rows) || !inside(cols, all_cols)) {
     throw Error(
         ExitCode::kData,
@@ -163,31 +188,33 @@ void SeededSource::read(const std::string& name, Range rows, Range cols, std::by
     float value = 0.0F;
     fill_plain<DType::kF32>(stream, 0, 1, reinterpret_cast<std::byte*>(&value));
     value += tensor.offset;
-    convert(DType::kF32, reinterpret_cast<const std::byte*>(&value), dtype_, out, 1);
+    convert(DType::kF32, reinterpret_cast<const std::byte*>(&value), tensor.info.dtype, out, 1);
     return;
   }
-  const Fill fill = fill_of(dtype_);
+  const Fill fill = fill_of(tensor.info.dtype);
   const bool whole_rows = cols.size() == all_cols;
   const std::int64_t run = whole_rows ? rows.size() * all_cols : cols.size();
   const std::int64_t runs = whole_rows ? 1 : rows.size();
   for (std::int64_t r = 0; r < runs; ++r) {
     const std::int64_t first = (rows.begin + r) * all_cols + cols.begin;
-    fill(stream, static_cast<std::uint64_t>(first), run, out + r * run * size_of(dtype_));
+    fill(stream, static_cast<std::uint64_t>(first), run,
+         out + r * run * size_of(tensor.info.dtype));
   }
 }
 
 std::string SeededSource::description() const { return fmt::format("seed {}", seed_); }
 
 std::vector<std::pair<std::string, TensorInfo>> SeededSource::layer_tensors(
-    std::int64_t layer) const {
-  if (layer < 0 || layer >= static_cast<std::int64_t>(layers_.size())) {
+    std::int64_t index) const {
+  if (index < 0 || index >= config_.num_layers) {
     throw Error(ExitCode::kUsage, fmt::format("layer {} doesn't exist (the model has {} layers); "
                                               "choose another",
-                                              layer, layers_.size()));
+                                              index, config_.num_layers));
   }
   std::vector<std::pair<std::string, TensorInfo>> tensors;
-  for (const std::string& name : layers_[static_cast<std::size_t>(layer)]) {
-    tensors.emplace_back(name, entry(name).info);
+  const Layer& names = layer(index);
+  for (const std::string& name : names.names) {
+    tensors.emplace_back(name, names.entries.at(name).info);
   }
   return tensors;
 }

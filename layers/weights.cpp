@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "parallel/agreement.h"
 #include "runtime/error.h"
@@ -14,32 +15,67 @@ namespace {
 /// Host memory used while loading: what peak memory may exceed a rank's weights by.
 constexpr std::int64_t kStagingBytes = 8 << 20;
 
+/// Where logical rows lie, from the first to the last of them.
+Range stored_rows(const TensorRef& ref, Range rows) {
+  const std::int64_t first = ref.row_offset + rows.begin * ref.row_step;
+  return {first, rows.empty() ? first : first + (rows.size() - 1) * ref.row_step + 1};
+}
+
+/// out [rows, columns] from in [columns, stride], where row r is column r * step.
+template <typename Element>
+void turn(const std::byte* in, std::int64_t stride, std::int64_t step, std::int64_t rows,
+          std::int64_t columns, std::byte* out) {
+  constexpr std::int64_t kSize = sizeof(Element);
+  constexpr std::int64_t kTile = 32;  // so that neither side is walked a cache line an element
+  for (std::int64_t row = 0; row < rows; row += kTile) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      for (std::int64_t r = row; r < std::min(rows, row + kTile); ++r) {
+        std::memcpy(out + (r * columns + c) * kSize, in + (c * stride + r * step) * kSize, kSize);
+      }
+    }
+  }
+}
+
 /// Reads logical rows x columns of `ref`, rounded to `dtype`, into out [rows, columns].
 void read_matrix(const TensorSource& source, const TensorRef& ref, Range rows, Range columns,
                  DType dtype, std::vector<std::byte>& out) {
-  const Range stored{rows.begin + ref.row_offset, rows.end + ref.row_offset};
+  const Range stored = stored_rows(ref, rows);
+  const Range across{columns.begin + ref.column_offset, columns.end + ref.column_offset};
   const std::int64_t element = size_of(dtype);
-  out.resize(static_cast<std::size_t>(rows.size() * columns.size() * element));
-  if (!ref.transposed) {
-    read_as(source, ref.name, stored, columns, dtype, out.data());
+  const std::int64_t row_bytes = columns.size() * element;
+  out.resize(static_cast<std::size_t>(rows.size() * row_bytes));
+  if (!ref.transposed && ref.row_step == 1) {
+    read_as(source, ref.name, stored, across, dtype, out.data());
     return;
   }
-  std::vector<std::byte> turned(out.size());
-  read_as(source, ref.name, columns, stored, dtype, turned.data());
-  for (std::int64_t r = 0; r < rows.size(); ++r) {
-    for (std::int64_t c = 0; c < columns.size(); ++c) {
-      std::copy_n(turned.data() + (c * rows.size() + r) * element, element,
-                  out.data() + (r * columns.size() + c) * element);
+  if (!ref.transposed) {
+    for (std::int64_t r = 0; r < rows.size(); ++r) {
+      const std::int64_t at = stored.begin + r * ref.row_step;
+      read_as(source, ref.name, {at, at + 1}, across, dtype, out.data() + r * row_bytes);
     }
+    return;
+  }
+  std::vector<std::byte> turned(static_cast<std::size_t>(stored.size() * row_bytes));
+  read_as(source, ref.name, across, stored, dtype, turned.data());
+  if (element == 4) {
+    turn<std::uint32_t>(turned.data(), stored.size(), ref.row_step, rows.size(), columns.size(),
+                        out.data());
+  } else {
+    turn<std::uint16_t>(turned.data(), stored.size(), ref.row_step, rows.size(), columns.size(),
+                        out.data());
   }
 }
 
 std::vector<float> read_vector(const TensorSource& source, const TensorRef& ref, Range range,
                                DType dtype) {
+  const Range stored = stored_rows(ref, range);
+  std::vector<float> read(static_cast<std::size_t>(stored.size()));
+  const Range row{ref.column_offset, ref.column_offset + 1};
+  read_as_float(source, ref.name, row, stored, read.data());
   std::vector<float> values(static_cast<std::size_t>(range.size()));
-  const Range stored{range.begin + ref.row_offset, range.end + ref.row_offset};
-  read_as_float(source, ref.name, {0, 1}, stored, values.data());
-  for (float& value : values) value = round_to(dtype, value);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = round_to(dtype, read[i * static_cast<std::size_t>(ref.row_step)]);
+  }
   return values;
 }
 
@@ -78,6 +114,15 @@ WeightShape block_shape(const WeightTensors& tensors, CutAlong cut, Range column
   return {tensors.outputs, columns.size(), false};
 }
 
+WeightTensors gate_up_tensors(const FfnSpec& spec) {
+  return {spec.intermediate_size, spec.hidden_size, spec.up,
+          spec.up_bias,           spec.gate,        spec.gate_bias};
+}
+
+WeightTensors down_tensors(const FfnSpec& spec) {
+  return {spec.hidden_size, spec.intermediate_size, spec.down, spec.down_bias, {}, {}};
+}
+
 BlockWeights::BlockWeights(WeightTensors tensors, CutAlong cut, const TensorSource& source,
                            const Place& place, const BlockPlan& plan, const LinearOptions& options)
     : tensors_(std::move(tensors)),
@@ -101,6 +146,7 @@ BlockWeights::BlockWeights(WeightTensors tensors, CutAlong cut, const TensorSour
       resident_.push_back(load(i));
       place_.tp->progress().tick();
     }
+    place_.device->synchronize();
   });
 }
 
@@ -185,7 +231,24 @@ Activation load_activation(const FfnSpec& spec, const TensorSource& source) {
 
 Buffer load_vector(const TensorSource& source, const TensorRef& ref, std::int64_t size, DType dtype,
                    Device& device) {
-  return to_device(device, read_vector(source, ref, {0, size}, dtype));
+  std::vector<float> values = read_vector(source, ref, {0, size}, dtype);
+  values.resize(static_cast<std::size_t>(round_up(size, kGroup)));
+  return to_device(device, values);
+}
+
+Buffer load_router(const TensorSource& source, const TensorRef& ref, std::int64_t outputs,
+                   std::int64_t inputs, Device& device) {
+  std::vector<float> values(static_cast<std::size_t>(outputs * inputs));
+  read_as_float(source, ref.name, {0, outputs}, {0, inputs}, values.data());
+  const auto wrong = std::ranges::find_if_not(values, [](float v) { return std::isfinite(v); });
+  if (wrong != values.end()) {
+    const std::int64_t at = wrong - values.begin();
+    throw Error(ExitCode::kData,
+                fmt::format("{} is {} at row {}, column {} (what chooses experts must be finite); "
+                            "correct the weights in {}",
+                            ref.name, *wrong, at / inputs, at % inputs, source.description()));
+  }
+  return to_device(device, values);
 }
 
 }  // namespace gatefold

@@ -23,7 +23,9 @@ enum class Residency { kResident, kStreamed };
 
 struct LinearOptions {
   DType dtype = DType::kBf16;  // of inputs and outputs
-  std::int64_t blocks = 8;     // V
+  /// Of a row-parallel layer's outputs, where they are to stay fp32 sums; unset: dtype.
+  std::optional<DType> output_dtype;
+  std::int64_t blocks = 8;  // V
   Reduce reduce = Reduce::kExact;
   Residency residency = Residency::kResident;
   /// Chosen by choose_kernel(); unset: the layer's constructor runs the self-check itself.
@@ -61,6 +63,10 @@ struct WeightTensors {
   std::optional<TensorRef> gate_bias;
 };
 
+/// The two weights of a feed-forward network: gate and up at once, and down.
+WeightTensors gate_up_tensors(const FfnSpec& spec);
+WeightTensors down_tensors(const FfnSpec& spec);
+
 struct BlockWeight {
   Weight weight;
   Buffer bias;  // fp32 in the order of packed columns; empty if there is none
@@ -81,6 +87,8 @@ class BlockWeights {
   std::size_t count() const { return plan_.owned.size(); }
   WeightShape shape(std::size_t i) const { return block_shape(tensors_, cut_, plan_.columns(i)); }
   const BlockWeight& at(std::size_t i);
+  /// Of a streamed weight no block stays in memory; a resident one stays as it is.
+  void let_go() { streamed_.reset(); }
   GemmKernel kernel() const { return kernel_; }
 
  private:
@@ -105,8 +113,15 @@ class BlockWeights {
 /// Throws Error 65 where that isn't finite.
 Activation load_activation(const FfnSpec& spec, const TensorSource& source);
 
-/// A bias [ref rows] as fp32 on the device, rounded to `dtype` first.
+/// A bias [ref rows] as fp32 on the device, rounded to `dtype` first and padded with zeros to whole
+/// groups.
 Buffer load_vector(const TensorSource& source, const TensorRef& ref, std::int64_t size, DType dtype,
                    Device& device);
+
+/// A router's matrix [outputs, inputs], or a bias of it as [1, outputs], as fp32 on the device:
+/// never rounded. Throws Error 65 with the tensor, row and column of a number that isn't finite: it
+/// would choose experts by accident.
+Buffer load_router(const TensorSource& source, const TensorRef& ref, std::int64_t outputs,
+                   std::int64_t inputs, Device& device);
 
 }  // namespace gatefold

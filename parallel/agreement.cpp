@@ -24,6 +24,8 @@ struct Failure {
 std::optional<Failure> attempt(const std::function<void()>& step) {
   try {
     step();
+  } catch (const NoAnswerError&) {
+    throw;  // not another wait for who is lost
   } catch (const Error& error) {
     return Failure{error.code(), error.what()};
   } catch (const std::bad_alloc&) {
@@ -40,21 +42,31 @@ std::string broadcast_text(Communicator& comm, std::string text, std::int64_t by
   return text;
 }
 
-/// Throws the failure of the lowest rank that has one, on all ranks.
+/// The lowest rank that failed, but one that only waited in vain for another comes last; -1: none.
+int first_failed(const std::vector<Status>& all) {
+  int waited = -1;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].code == 0) continue;
+    if (all[rank].code != static_cast<int>(ExitCode::kTimeout)) return static_cast<int>(rank);
+    if (waited < 0) waited = static_cast<int>(rank);
+  }
+  return waited;
+}
+
+/// Throws the first failed rank's failure on all ranks.
 void agree(Communicator& comm, const std::optional<Failure>& mine) {
   std::vector<Status> all(static_cast<std::size_t>(comm.size()));
   Status& own = all[static_cast<std::size_t>(comm.rank())];
   if (mine) own = {static_cast<int>(mine->code), static_cast<std::int64_t>(mine->message.size())};
   all_gather<Status>(comm, all);
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    const Status status = all[static_cast<std::size_t>(rank)];
-    if (status.code == 0) continue;
-    std::string text = rank == comm.rank() ? mine->message : "";
-    text = broadcast_text(comm, std::move(text), status.message_bytes, rank);
-    const bool named = comm.size() == 1 || text.starts_with("rank ");
-    throw AgreedError(static_cast<ExitCode>(status.code),
-                      named ? text : fmt::format("rank {}: {}", rank, text));
-  }
+  const int rank = first_failed(all);
+  if (rank < 0) return;
+  const Status status = all[static_cast<std::size_t>(rank)];
+  std::string text = rank == comm.rank() ? mine->message : "";
+  text = broadcast_text(comm, std::move(text), status.message_bytes, rank);
+  const bool named = comm.size() == 1 || text.starts_with("rank ");
+  throw AgreedError(static_cast<ExitCode>(status.code),
+                    named ? text : fmt::format("rank {}: {}", comm.host().world_rank(rank), text));
 }
 
 }  // namespace
@@ -71,9 +83,10 @@ void require_equal(Communicator& comm, const std::string& name, const std::strin
   run_agreed(comm, [&] {
     if (value == first) return;
     throw Error(code,
-                fmt::format("rank {} has {} {}, rank 0 has {} (all ranks must have the same); "
+                fmt::format("rank {} has {} {}, rank {} has {} (all ranks must have the same); "
                             "start all ranks with the same arguments and files",
-                            comm.rank(), name, value, first));
+                            comm.host().world_rank(comm.rank()), name, value,
+                            comm.host().world_rank(0), first));
   });
 }
 

@@ -16,7 +16,8 @@ class AgreedError : public Error {
 };
 
 /// Runs `step` on every rank and closes it together: if it threw on any rank, every rank throws
-/// the error of the lowest such rank, so that all end with one code and one message.
+/// the error of the lowest such rank (of those with 75 only where no other has one), so that all
+/// end with one code and one message. A NoAnswerError goes on at once, as this rank's own.
 /// Collective; `step` itself may be too, as long as an Error in it can't leave peers inside.
 void run_agreed(Communicator& comm, const std::function<void()>& step);
 

@@ -1,10 +1,14 @@
 #include "parallel/communicator.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
+#include "parallel/shared_window.h"
 #include "runtime/error.h"
 
 namespace gatefold {
@@ -22,6 +26,7 @@ class SelfCommunicator final : public Communicator {
   void broadcast(std::byte*, std::int64_t, int) override {}
   void barrier() override {}
   void all_reduce(float*, std::int64_t) override {}
+  void reduce_scatter_v(float*, std::span<const std::int64_t>) override {}
   std::unique_ptr<Communicator> split(int) override { return make_self_communicator(); }
   std::unique_ptr<Communicator> split_by_host() override { return make_self_communicator(); }
 
@@ -29,7 +34,26 @@ class SelfCommunicator final : public Communicator {
   Progress own_progress_;
 };
 
+std::string no_answer_text(std::vector<int> missing, double seconds, const char* what,
+                           const Progress& progress) {
+  std::ranges::sort(missing);
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  return fmt::format(
+      "no answer{}{} for {} s in {} during {} (a peer is lost, stuck or slower than the "
+      "deadline); look at its output, or raise --timeout",
+      missing.empty() ? "" : " from rank ", fmt::join(missing, ", "), seconds, what,
+      progress.phase());
+}
+
 }  // namespace
+
+NoAnswerError::NoAnswerError(std::vector<int> missing, double seconds, const char* what,
+                             const Progress& progress)
+    : NoAnswerError(no_answer_text(std::move(missing), seconds, what, progress)) {}
+
+std::int64_t Communicator::before_own(std::span<const std::int64_t> parts) const {
+  return std::accumulate(parts.begin(), parts.begin() + rank(), std::int64_t{0});
+}
 
 std::unique_ptr<Communicator> Communicator::split_by_host() {
   if (&host() != this) return host().split_by_host();
@@ -39,6 +63,8 @@ std::unique_ptr<Communicator> Communicator::split_by_host() {
                   "from",
                   description()));
 }
+
+std::unique_ptr<SharedWindow> Communicator::share(std::int64_t) { return nullptr; }
 
 void copy_host_bytes(std::byte* out, const std::byte* in, std::int64_t bytes) {
   std::memcpy(out, in, static_cast<std::size_t>(bytes));

@@ -3,17 +3,29 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "runtime/error.h"
 
 namespace gatefold {
 
-Grid::Grid(Communicator& world, std::int64_t tp) : world_(&world) {
-  if (tp < 1 || world.size() % tp != 0) {
+Grid::Grid(Communicator& world, std::int64_t tp, std::int64_t ep) : world_(&world) {
+  const auto check = [&world](const char* option, std::int64_t value, const char* product) {
+    if (value >= 1 && world.size() % value == 0) return;
     throw Error(ExitCode::kUsage,
-                fmt::format("--tp {} does not divide {} ranks (world = tp x dp); use a divisor", tp,
-                            world.size()));
-  }
+                fmt::format("--{} {} does not divide {} ranks (world = {}); use a divisor", option,
+                            value, world.size(), product));
+  };
+  check("tp", tp, "tp x dp");
+  if (ep != 0) check("ep", ep, "etp x ep");
   tp_ = world.split(static_cast<int>(world.rank() / tp));
+  if (ep != 0) etp_ = world.split(static_cast<int>(world.rank() / (world.size() / ep)));
+}
+
+std::int64_t largest_divisor(std::int64_t ranks, std::int64_t most) {
+  std::int64_t divisor = std::min(ranks, most);
+  while (ranks % divisor != 0) --divisor;
+  return divisor;
 }
 
 std::vector<Range> split_tokens(std::int64_t tokens, std::int64_t groups,

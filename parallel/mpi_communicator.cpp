@@ -1,16 +1,21 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <mpi.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "parallel/mpi_check.h"
 #include "parallel/mpi_interop.h"
+#include "parallel/mpi_windows.h"
+#include "parallel/versions.h"
 #include "runtime/error.h"
 #include "runtime/range.h"
 
@@ -37,11 +42,15 @@ class MpiCommunicator final : public Communicator {
  public:
   static constexpr std::int64_t kFloatBytes = 4;
 
-  MpiCommunicator(MPI_Comm comm, int rank, int size, const MpiOptions& options)
+  MpiCommunicator(MPI_Comm comm, int rank, int size, const MpiOptions& options,
+                  std::shared_ptr<SharingLog> log)
       : Communicator(rank, size, options.progress != nullptr ? options.progress : &own_progress_),
         comm_(comm),
+        options_(options),
         timeout_(options.timeout_seconds),
-        max_message_(options.max_message_bytes) {
+        max_message_(options.max_message_bytes),
+        log_(std::move(log)),
+        windows_({comm, rank, size, options.timeout_seconds, &progress(), options.node}, *log_) {
     // An exchange of tree roots has a few messages from and to each peer.
     const std::size_t messages = 16 * static_cast<std::size_t>(size);
     requests_.reserve(messages);
@@ -57,14 +66,19 @@ class MpiCommunicator final : public Communicator {
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
 
-  std::string description() const override {
-    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-    int length = 0;
-    check(MPI_Get_library_version(text, &length), "MPI_Get_library_version");
-    std::string name(text, static_cast<std::size_t>(length));
-    name = name.substr(0, name.find(','));  // "Open MPI v4.1.4, package: …"
-    return name.substr(0, name.find('\n'));
+  int world_rank(int peer) const override {
+    MPI_Group own = MPI_GROUP_NULL;
+    MPI_Group world = MPI_GROUP_NULL;
+    check(MPI_Comm_group(comm_, &own), "MPI_Comm_group");
+    check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    int translated = peer;
+    check(MPI_Group_translate_ranks(own, 1, &peer, world, &translated),
+          "MPI_Group_translate_ranks");
+    MPI_Group_free(&own);
+    MPI_Group_free(&world);
+    return translated;
   }
+  std::string description() const override { return mpi_version(); }
 
   void exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override {
     clear_requests();
@@ -133,6 +147,23 @@ class MpiCommunicator final : public Communicator {
     progress().tick();
   }
 
+  void reduce_scatter_v(float* data, std::span<const std::int64_t> counts) override {
+    progress().tick();
+    const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    if (total * kFloatBytes > max_message_) {
+      reduce_to_owners(data, counts);
+    } else {
+      scatter_counts_.assign(counts.begin(), counts.end());
+      check(
+          MPI_Reduce_scatter(MPI_IN_PLACE, data, scatter_counts_.data(), MPI_FLOAT, MPI_SUM, comm_),
+          "MPI_Reduce_scatter");
+      // MPI puts the own part to the front.
+      const std::int64_t bytes = counts[static_cast<std::size_t>(rank())] * kFloatBytes;
+      if (bytes > 0) std::memmove(data + before_own(counts), data, static_cast<std::size_t>(bytes));
+    }
+    progress().tick();
+  }
+
   std::unique_ptr<Communicator> split(int color) override {
     MPI_Comm part = MPI_COMM_NULL;
     check(MPI_Comm_split(comm_, color, rank(), &part), "MPI_Comm_split");
@@ -140,20 +171,53 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Communicator> split_by_host() override {
-    MPI_Comm part = MPI_COMM_NULL;
-    check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &part),
+    MPI_Comm host = MPI_COMM_NULL;
+    check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &host),
           "MPI_Comm_split_type");
+    MPI_Comm part = MPI_COMM_NULL;
+    check(MPI_Comm_split(host, options_.node, rank(), &part), "MPI_Comm_split");
+    MPI_Comm_free(&host);
     return adopt(part);
   }
 
+  std::unique_ptr<SharedWindow> share(std::int64_t bytes) override {
+    if (size() == 1 || options_.within_node == WithinNode::kMessages) return nullptr;
+    return windows_.share(bytes);
+  }
+  std::string sharing() const override {
+    if (size() == 1) return "";
+    if (options_.within_node == WithinNode::kMessages) return "messages alone";
+    if (!log_->refused.empty()) return "messages within a node: " + log_->refused;
+    if (!log_->shared) return "";
+    return log_->several_nodes ? "shared memory within a node, messages between nodes"
+                               : "shared memory within a node";
+  }
+
  private:
+  /// A reduce-scatter of more than one call can count.
+  void reduce_to_owners(float* data, std::span<const std::int64_t> counts) {
+    const std::int64_t most = max_message_ / kFloatBytes;
+    for (int r = 0; r < size(); ++r) {
+      const std::int64_t count = counts[static_cast<std::size_t>(r)];
+      for (std::int64_t at = 0; at < count; at += most) {
+        const bool mine = r == rank();
+        check(
+            MPI_Reduce(mine ? MPI_IN_PLACE : data + at, mine ? data + at : nullptr,
+                       static_cast<int>(std::min(most, count - at)), MPI_FLOAT, MPI_SUM, r, comm_),
+            "MPI_Reduce");
+      }
+      data += count;
+    }
+  }
+
   std::unique_ptr<Communicator> adopt(MPI_Comm part) {
     int part_rank = 0;
     int part_size = 0;
     check(MPI_Comm_rank(part, &part_rank), "MPI_Comm_rank");
     check(MPI_Comm_size(part, &part_size), "MPI_Comm_size");
-    const MpiOptions options{timeout_, &progress(), max_message_};
-    return std::make_unique<MpiCommunicator>(part, part_rank, part_size, options);
+    MpiOptions options = options_;
+    options.progress = &progress();
+    return std::make_unique<MpiCommunicator>(part, part_rank, part_size, options, log_);
   }
 
   struct Message {
@@ -214,21 +278,8 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  int world_rank(int peer) const {
-    MPI_Group own = MPI_GROUP_NULL;
-    MPI_Group world = MPI_GROUP_NULL;
-    check(MPI_Comm_group(comm_, &own), "MPI_Comm_group");
-    check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-    int translated = peer;
-    check(MPI_Group_translate_ranks(own, 1, &peer, world, &translated),
-          "MPI_Group_translate_ranks");
-    MPI_Group_free(&own);
-    MPI_Group_free(&world);
-    return translated;
-  }
-
-  /// " from rank 1, 2": the peers of messages that are still on their way.
-  std::string missing_peers() {
+  /// In the world's numbers, the peers of messages that are still on their way.
+  std::vector<int> missing_peers() {
     std::vector<int> peers;
     for (std::size_t i = 0; i < messages_.size(); ++i) {
       int done = 0;
@@ -236,10 +287,7 @@ class MpiCommunicator final : public Communicator {
             "MPI_Request_get_status");
       if (done == 0) peers.push_back(world_rank(messages_[i].peer));
     }
-    if (peers.empty()) return "";
-    std::sort(peers.begin(), peers.end());
-    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-    return fmt::format(" from rank {}", fmt::join(peers, ", "));
+    return peers;
   }
 
   /// So that a late message doesn't land in memory that the caller has given up.
@@ -262,27 +310,38 @@ class MpiCommunicator final : public Communicator {
   }
 
   [[noreturn]] void give_up(const char* what) {
-    const std::string missing = missing_peers();
+    std::vector<int> missing = missing_peers();
     cancel_receives();
-    throw Error(ExitCode::kTimeout,
-                fmt::format("no answer{} for {} s in {} during {} (a peer is lost, stuck or slower "
-                            "than the deadline); look at its output, or raise --timeout",
-                            missing, timeout_, what, progress().phase()));
+    windows_.abandon();
+    throw NoAnswerError(std::move(missing), timeout_, what, progress());
   }
 
   MPI_Comm comm_;
+  MpiOptions options_;
   double timeout_;
   std::int64_t max_message_;
   Progress own_progress_;
+  std::shared_ptr<SharingLog> log_;
+  MpiWindows windows_;
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
   std::vector<Message> messages_;       // of an exchange, in the order of requests_
   std::vector<Transfer> gather_sends_;  // kept, so that steady calls allocate nothing
   std::vector<Transfer> gather_receives_;
+  std::vector<int> scatter_counts_;
   std::size_t receives_ = 0;  // of requests_, the first ones
 };
 
 }  // namespace
+
+std::string mpi_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  check(MPI_Get_library_version(text, &length), "MPI_Get_library_version");
+  std::string name(text, static_cast<std::size_t>(length));
+  name = name.substr(0, name.find(','));  // "Open MPI v4.1.4, package: …"
+  return name.substr(0, name.find('\n'));
+}
 
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm comm, const MpiOptions& options) {
   const std::int64_t piece = options.max_message_bytes;
@@ -299,7 +358,8 @@ std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm comm, const MpiOpti
   int size = 0;
   check(MPI_Comm_rank(own, &rank), "MPI_Comm_rank");
   check(MPI_Comm_size(own, &size), "MPI_Comm_size");
-  return std::make_unique<MpiCommunicator>(own, rank, size, options);
+  return std::make_unique<MpiCommunicator>(own, rank, size, options,
+                                           std::make_shared<SharingLog>());
 }
 
 }  // namespace gatefold

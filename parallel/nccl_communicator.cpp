@@ -1,3 +1,5 @@
+#include "parallel/nccl_communicator.h"
+
 #include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
@@ -8,8 +10,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <future>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,7 +21,9 @@
 #include "parallel/agreement.h"
 #include "parallel/nccl_interop.h"
 #include "parallel/session.h"
+#include "parallel/versions.h"
 #include "runtime/cuda_check.h"
+#include "runtime/cuda_interop.h"
 #include "runtime/error.h"
 
 namespace gatefold {
@@ -60,7 +66,7 @@ void pause(std::int64_t polls, Seconds waited) {
 /// NCCL with it, as an abort demands.
 class Handle {
  public:
-  explicit Handle(const NcclOptions& options) : options_(options) {}
+  Handle(Progress& progress, const NcclOptions& options) : progress_(progress), options_(options) {}
   ~Handle() { close(); }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -76,7 +82,6 @@ class Handle {
     comm_ = comm;
     borrowed_ = true;
   }
-  Progress& progress() { return options_.progress != nullptr ? *options_.progress : own_progress_; }
 
   /// Until the last call has come through.
   void settle(const char* what, double seconds) {
@@ -94,21 +99,21 @@ class Handle {
       return true;
     });
   }
-  /// Gives the communicator up. An abort can hang itself: then the job ends.
-  void abort(const std::string& why) noexcept;
+  /// Gives the communicator up because of `why`. An abort can hang itself: then the job ends.
+  void abort(const Error& why) noexcept;
 
   /// Checks a call's result; a bad one ends the communicator.
   void check_call(ncclResult_t result, const char* call) {
     if (result == ncclSuccess || result == ncclInProgress) return;
-    const std::string text = text_of(result, call, comm_);
-    abort(text);
-    throw Error(code_of(result), text);
+    const Error error(code_of(result), text_of(result, call, comm_));
+    abort(error);
+    throw error;
   }
 
  private:
   template <typename Done>
   void poll(const char* what, double seconds, const Done& done) {
-    progress().tick();
+    progress_.tick();
     const auto start = Clock::now();
     for (std::int64_t polls = 0;; ++polls) {
       ncclResult_t state = ncclSuccess;
@@ -119,37 +124,39 @@ class Handle {
       if (waited.count() > seconds) give_up(what, seconds);
       pause(polls, waited);
     }
-    progress().tick();
+    progress_.tick();
   }
   template <typename Done>
   bool is_done(const Done& done) {
     try {
       return done();
     } catch (const Error& error) {
-      abort(error.what());
+      abort(error);
       throw;
     }
   }
   [[noreturn]] void give_up(const char* what, double seconds) {
-    const std::string why = fmt::format(
-        "no answer for {} s in {} during {} (a peer is lost, stuck or slower than the "
-        "deadline); look at its output, or raise --timeout",
-        seconds, what, progress().phase());
-    abort(why);
-    throw Error(ExitCode::kTimeout, why);
+    const Error error(
+        ExitCode::kTimeout,
+        fmt::format("no answer for {} s in {} during {} (a peer is lost, stuck or slower than the "
+                    "deadline); look at its output, or raise --timeout",
+                    seconds, what, progress_.phase()));
+    abort(error);
+    throw error;
   }
   void close() noexcept;
 
+  Progress& progress_;
   NcclOptions options_;
-  Progress own_progress_;
   ncclComm_t comm_ = nullptr;
   bool borrowed_ = false;  // the caller ends it
   int exceptions_ = std::uncaught_exceptions();
 };
 
-void Handle::abort(const std::string& why) noexcept {
+void Handle::abort(const Error& why) noexcept {
   ncclComm_t comm = std::exchange(comm_, nullptr);
   if (comm == nullptr) return;
+  progress_.tick();  // the watchdog knows less
   std::promise<void> done;
   std::future<void> ended = done.get_future();
   std::thread([comm, done = std::move(done)]() mutable {
@@ -160,15 +167,15 @@ void Handle::abort(const std::string& why) noexcept {
   print_error(
       fmt::format("[rank {}] gatefold: {}; ncclCommAbort has not come back for {} s, "
                   "ending the job",
-                  launched_rank(), why, options_.grace_seconds));
-  Session::abort_job(static_cast<int>(ExitCode::kTimeout));
+                  launched_rank(), why.what(), options_.grace_seconds));
+  Session::abort_job(static_cast<int>(why.code()));
 }
 
 /// In order with the peers where all went well; otherwise nobody waits for anybody.
 void Handle::close() noexcept {
   if (comm_ == nullptr || borrowed_) return;
   if (std::uncaught_exceptions() > exceptions_) {
-    abort("an error ends this rank");
+    abort(Error(ExitCode::kBackend, "an error ends this rank"));
     return;
   }
   try {
@@ -181,16 +188,25 @@ void Handle::close() noexcept {
   }
 }
 
+/// Calls are work on the stream, which waits for nothing here but that NCCL has taken them: so all
+/// communicators of a stream have one order of launches, as NCCL demands.
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(int rank, int size, std::unique_ptr<Handle> handle, cudaStream_t stream,
+  NcclCommunicator(Communicator& host, std::unique_ptr<Handle> handle, cudaStream_t stream,
                    const NcclOptions& options)
-      : Communicator(rank, size, &handle->progress()),
+      : Communicator(host.rank(), host.size(), &host.progress()),
+        host_(host),
         handle_(std::move(handle)),
         stream_(stream),
         options_(options) {
-    options_.progress = &progress();  // a part's is the whole's
     gatefold::check(cudaMalloc(&scratch_, sizeof(float)), "cudaMalloc");
+    gatefold::check(cudaMemsetAsync(scratch_, 0, sizeof(float), stream_), "cudaMemsetAsync");
+    gatefold::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+  NcclCommunicator(std::unique_ptr<Communicator> host, std::unique_ptr<Handle> handle,
+                   cudaStream_t stream, const NcclOptions& options)
+      : NcclCommunicator(*host, std::move(handle), stream, options) {
+    own_host_ = std::move(host);
   }
   ~NcclCommunicator() override {
     handle_.reset();  // before the memory that its work may use
@@ -199,75 +215,74 @@ class NcclCommunicator final : public Communicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  std::string description() const override {
-    int version = 0;
-    check(ncclGetVersion(&version), "ncclGetVersion");
-    return fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-  }
+  std::string description() const override { return "NCCL " + nccl_version(); }
+  Communicator& host() override { return host_; }
 
   void exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override {
-    const cudaStream_t stream = stream_;
     copy_own_pieces(rank(), sends, receives,
-                    [stream](std::byte* out, const std::byte* in, std::int64_t bytes) {
+                    [this](std::byte* out, const std::byte* in, std::int64_t bytes) {
                       gatefold::check(cudaMemcpyAsync(out, in, static_cast<std::size_t>(bytes),
-                                                      cudaMemcpyDeviceToDevice, stream),
+                                                      cudaMemcpyDeviceToDevice, stream_),
                                       "cudaMemcpyAsync");
                     });
-    grouped([&] {
+    grouped("an exchange with its peers", [&] {
       for (const Transfer& t : receives) receive(t);
       for (const Transfer& t : sends) send(t);
     });
-    handle_->finish(stream_, "an exchange with its peers");
   }
 
   void all_gather_v(std::byte* all, std::span<const std::int64_t> parts) override {
-    std::int64_t own = 0;
-    for (int r = 0; r < rank(); ++r) own += parts[static_cast<std::size_t>(r)];
-    if (std::adjacent_find(parts.begin(), parts.end(), std::not_equal_to<>()) == parts.end()) {
-      handle_->check_call(ncclAllGather(all + own, all, static_cast<std::size_t>(parts[0]),
-                                        ncclUint8, handle_->get(), stream_),
-                          "ncclAllGather");
-    } else {
-      grouped([&] { gather_uneven(all, parts, all + own); });
-    }
-    handle_->finish(stream_, "an all-gather");
+    std::byte* own = all + before_own(parts);
+    if (!equal(parts)) return grouped("an all-gather", [&] { gather_uneven(all, parts, own); });
+    start("an all-gather", "ncclAllGather", [&](ncclComm_t comm) {
+      return ncclAllGather(own, all, static_cast<std::size_t>(parts[0]), ncclUint8, comm, stream_);
+    });
   }
 
   void broadcast(std::byte* data, std::int64_t bytes, int root) override {
-    handle_->check_call(ncclBroadcast(data, data, static_cast<std::size_t>(bytes), ncclUint8, root,
-                                      handle_->get(), stream_),
-                        "ncclBroadcast");
-    handle_->finish(stream_, "a broadcast");
+    start("a broadcast", "ncclBroadcast", [&](ncclComm_t comm) {
+      return ncclBroadcast(data, data, static_cast<std::size_t>(bytes), ncclUint8, root, comm,
+                           stream_);
+    });
   }
 
-  void barrier() override { reduce(static_cast<float*>(scratch_), 1, "a barrier"); }
+  void barrier() override {
+    reduce(static_cast<float*>(scratch_), 1, "a barrier");
+    wait();
+  }
+  void wait() override { handle_->finish(stream_, last_); }
 
   void all_reduce(float* data, std::int64_t count) override {
     reduce(data, count, "an all-reduce");
   }
 
-  /// Rank and size are the communicator's own.
-  static std::unique_ptr<Communicator> wrap(std::unique_ptr<Handle> handle, cudaStream_t stream,
-                                            const NcclOptions& options) {
-    int rank = 0;
-    int size = 0;
-    check(ncclCommUserRank(handle->get(), &rank), "ncclCommUserRank");
-    check(ncclCommCount(handle->get(), &size), "ncclCommCount");
-    return std::make_unique<NcclCommunicator>(rank, size, std::move(handle), stream, options);
+  void reduce_scatter_v(float* data, std::span<const std::int64_t> counts) override {
+    float* own = data + before_own(counts);
+    if (!equal(counts)) return grouped("a reduce-scatter", [&] { reduce_uneven(data, counts); });
+    start("a reduce-scatter", "ncclReduceScatter", [&](ncclComm_t comm) {
+      return ncclReduceScatter(data, own, static_cast<std::size_t>(counts[0]), ncclFloat32, ncclSum,
+                               comm, stream_);
+    });
   }
 
   std::unique_ptr<Communicator> split(int color) override {
-    auto part = std::make_unique<Handle>(options_);
+    wait();  // NCCL splits nothing that has work to do
+    std::unique_ptr<Communicator> host = host_.split(color);
+    auto part = std::make_unique<Handle>(progress(), options_);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     handle_->check_call(ncclCommSplit(handle_->get(), color, rank(), part->out(), &config),
                         "ncclCommSplit");
     handle_->settle("a split of the ranks", options_.timeout_seconds);
     part->settle("a split of the ranks", options_.timeout_seconds);
-    return wrap(std::move(part), stream_, options_);
+    return std::make_unique<NcclCommunicator>(std::move(host), std::move(part), stream_, options_);
   }
 
  private:
+  static bool equal(std::span<const std::int64_t> parts) {
+    return std::adjacent_find(parts.begin(), parts.end(), std::not_equal_to<>()) == parts.end();
+  }
+
   /// Both sides skip empty pieces: NCCL waits for one that only one side lists.
   bool goes(const Transfer& t) const { return t.peer != rank() && t.bytes > 0; }
   void receive(const Transfer& t) {
@@ -284,46 +299,70 @@ class NcclCommunicator final : public Communicator {
   }
 
   void gather_uneven(std::byte* all, std::span<const std::int64_t> parts, std::byte* own) {
-    std::int64_t offset = 0;
     for (int r = 0; r < size(); ++r) {
-      receive({r, all + offset, parts[static_cast<std::size_t>(r)]});
+      const std::int64_t part = parts[static_cast<std::size_t>(r)];
+      receive({r, all, part});
       send({r, own, parts[static_cast<std::size_t>(rank())]});
-      offset += parts[static_cast<std::size_t>(r)];
+      all += part;
     }
+  }
+
+  void reduce_uneven(float* data, std::span<const std::int64_t> counts) {
+    for (int r = 0; r < size(); ++r) {
+      const auto count = static_cast<std::size_t>(counts[static_cast<std::size_t>(r)]);
+      if (count == 0) continue;
+      check(ncclReduce(data, data, count, ncclFloat32, ncclSum, r, handle_->get(), stream_),
+            "ncclReduce");
+      data += count;
+    }
+  }
+
+  /// `what` it is to those who wait, `name` the call that starts it.
+  template <typename Call>
+  void start(const char* what, const char* name, const Call& call) {
+    last_ = what;
+    handle_->check_call(call(handle_->get()), name);
+    handle_->settle(what, options_.timeout_seconds);
   }
 
   /// A group that was begun is ended, whatever happens in it.
   template <typename Calls>
-  void grouped(const Calls& calls) {
-    handle_->get();
-    check(ncclGroupStart(), "ncclGroupStart");
-    try {
-      calls();
-    } catch (const Error& error) {
-      ncclGroupEnd();
-      handle_->abort(error.what());
-      throw;
-    }
-    handle_->check_call(ncclGroupEnd(), "ncclGroupEnd");
+  void grouped(const char* what, const Calls& calls) {
+    start(what, "ncclGroupEnd", [&](ncclComm_t) {
+      check(ncclGroupStart(), "ncclGroupStart");
+      try {
+        calls();
+      } catch (const Error& error) {
+        ncclGroupEnd();
+        handle_->abort(error);
+        throw;
+      }
+      return ncclGroupEnd();
+    });
   }
 
   void reduce(float* data, std::int64_t count, const char* what) {
-    handle_->check_call(ncclAllReduce(data, data, static_cast<std::size_t>(count), ncclFloat32,
-                                      ncclSum, handle_->get(), stream_),
-                        "ncclAllReduce");
-    handle_->finish(stream_, what);
+    start(what, "ncclAllReduce", [&](ncclComm_t comm) {
+      return ncclAllReduce(data, data, static_cast<std::size_t>(count), ncclFloat32, ncclSum, comm,
+                           stream_);
+    });
   }
 
+  std::unique_ptr<Communicator> own_host_;  // where this is a split's
+  Communicator& host_;
   std::unique_ptr<Handle> handle_;
   cudaStream_t stream_;
   NcclOptions options_;
   void* scratch_ = nullptr;
+  const char* last_ = "the work of its stream";
 };
 
 /// Where a rank's GPU is, as NCCL tells two apart.
 struct Place {
   std::array<char, 256> host;
+  std::array<char, 40> boot;
   std::array<char, 32> gpu;
+  bool operator==(const Place&) const = default;
 };
 
 Place own_place() {
@@ -333,6 +372,8 @@ Place own_place() {
     std::strncpy(mine.host.data(), id, mine.host.size() - 1);
   } else {
     gethostname(mine.host.data(), mine.host.size() - 1);
+    // Cloned machines may share a name.
+    std::ifstream("/proc/sys/kernel/random/boot_id").read(mine.boot.data(), mine.boot.size() - 1);
   }
   int device = 0;
   gatefold::check(cudaGetDevice(&device), "cudaGetDevice");
@@ -341,54 +382,97 @@ Place own_place() {
   return mine;
 }
 
-/// NCCL refuses two ranks on one GPU, with words that don't help; and late. Collective.
-void require_own_gpus(Communicator& over) {
+/// NCCL refuses two ranks on one GPU, with words that don't help; and late. Empty where there are
+/// none. Collective.
+std::string shared_gpu(Communicator& over) {
   std::vector<Place> places(static_cast<std::size_t>(over.size()));
   run_agreed(over, [&] { places[static_cast<std::size_t>(over.rank())] = own_place(); });
   all_gather<Place>(over, places);
   for (std::size_t b = 1; b < places.size(); ++b) {
     for (std::size_t a = 0; a < b; ++a) {
-      if (places[a].host != places[b].host || places[a].gpu != places[b].gpu) continue;
-      throw AgreedError(
-          ExitCode::kUnavailable,
-          fmt::format("rank {} and rank {} share GPU {} of {} (NCCL wants one for each rank); "
-                      "start fewer ranks there, or let MPI move the data",
-                      a, b, places[b].gpu.data(), places[b].host.data()));
+      if (places[a] != places[b]) continue;
+      return fmt::format("rank {} and rank {} share GPU {} of {}, and NCCL wants one for each rank",
+                         a, b, places[b].gpu.data(), places[b].host.data());
     }
   }
+  return "";
+}
+
+/// Agreed, so that nobody waits for a rank that was given another communicator than its peers.
+void require_same_ranks(ncclComm_t comm, Communicator& host) {
+  run_agreed(host, [&] {
+    int rank = 0;
+    int size = 0;
+    check(ncclCommUserRank(comm, &rank), "ncclCommUserRank");
+    check(ncclCommCount(comm, &size), "ncclCommCount");
+    if (rank == host.rank() && size == host.size()) return;
+    throw Error(ExitCode::kUsage,
+                fmt::format("the NCCL communicator's rank {} of {} is rank {} of {} in the one for "
+                            "host memory (they must be of the same ranks in the same order); pass "
+                            "one that matches",
+                            rank, size, host.rank(), host.size()));
+  });
 }
 
 }  // namespace
 
+std::string nccl_version() {
+  int version = 0;
+  check(ncclGetVersion(&version), "ncclGetVersion");
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+std::string nccl_obstacle(Communicator& over, const Device& device) {
+  if (device.in_host_memory()) {
+    return fmt::format("NCCL moves the memory of GPUs, and the device is {}", device.description());
+  }
+  return shared_gpu(over);
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& over, const Device& device,
+                                                     double timeout_seconds) {
+  return make_nccl_communicator(over, cuda_stream(device), {timeout_seconds});
+}
+
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& over, cudaStream_t stream,
                                                      const NcclOptions& options) {
-  NcclOptions own = options;
-  if (own.progress == nullptr) own.progress = &over.progress();
-  auto handle = std::make_unique<Handle>(own);
-  std::unique_ptr<Communicator> made;
-  require_own_gpus(over);
+  auto handle = std::make_unique<Handle>(over.progress(), options);
+  const std::string shared = shared_gpu(over);
+  if (!shared.empty()) {
+    throw AgreedError(ExitCode::kUnavailable,
+                      fmt::format("no NCCL communicator ({}); start fewer ranks there, or let MPI "
+                                  "move the data",
+                                  shared));
+  }
   ncclUniqueId id{};
   run_agreed(over, [&] {
     if (over.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
   });
   over.broadcast(reinterpret_cast<std::byte*>(&id), sizeof(id), 0);
+  std::unique_ptr<Communicator> made;
   run_agreed(over, [&] {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     handle->check_call(ncclCommInitRankConfig(handle->out(), over.size(), id, over.rank(), &config),
                        "ncclCommInitRankConfig");
     // Half the time, so that those who give up meet the others before these do.
-    handle->settle("the start of NCCL", own.timeout_seconds / 2);
-    made = NcclCommunicator::wrap(std::move(handle), stream, own);
+    handle->settle("the start of NCCL", options.timeout_seconds / 2);
+    made = std::make_unique<NcclCommunicator>(over, std::move(handle), stream, options);
   });
   return made;
 }
 
-std::unique_ptr<Communicator> use_nccl_communicator(ncclComm_t comm, cudaStream_t stream,
+std::unique_ptr<Communicator> use_nccl_communicator(ncclComm_t comm, Communicator& host,
+                                                    cudaStream_t stream,
                                                     const NcclOptions& options) {
-  auto handle = std::make_unique<Handle>(options);
+  require_same_ranks(comm, host);
+  auto handle = std::make_unique<Handle>(host.progress(), options);
   handle->borrow(comm);
-  return NcclCommunicator::wrap(std::move(handle), stream, options);
+  std::unique_ptr<Communicator> made;
+  run_agreed(host, [&] {
+    made = std::make_unique<NcclCommunicator>(host, std::move(handle), stream, options);
+  });
+  return made;
 }
 
 }  // namespace gatefold

@@ -11,10 +11,12 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <thread>
 
 #include "parallel/mpi_check.h"
 #include "parallel/mpi_interop.h"
+#include "parallel/versions.h"
 #include "runtime/error.h"
 #include "runtime/output_file.h"
 #include "runtime/quoted_name.h"
@@ -142,10 +144,10 @@ void Watchdog::end_process(int signal) const {
 }
 
 void Watchdog::end_job() const {
-  print_last_words(
-      fmt::format("[rank {}] gatefold: no progress for {} s in {} (a peer is lost or stuck); "
-                  "ending the job",
-                  rank_.load(), timeout_, progress_.phase()));
+  print_last_words(fmt::format(
+      "[rank {}] gatefold: no progress for {} s in {} (a peer or a GPU is lost or stuck); "
+      "ending the job",
+      rank_.load(), timeout_, progress_.phase()));
   Session::abort_job(static_cast<int>(ExitCode::kTimeout));
 }
 
@@ -162,8 +164,36 @@ struct Session::State {
   std::unique_ptr<Communicator> world;
 };
 
+namespace {
+
+Error alone_among(int launched, int world) {
+  return Error(ExitCode::kUsage,
+               fmt::format("the launcher started {} processes but this one is alone in a world of "
+                           "{} (the launcher and this program use different MPI libraries, or srun "
+                           "ran without --mpi=pmix); start it with the mpirun it was built with",
+                           launched, world));
+}
+
+/// What Open MPI ends in MPI_Init, with 1 and a page of text: srun told no process of the others.
+bool srun_without_pmi() {
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  if (tasks == nullptr || std::atoi(tasks) <= 1 || !mpi_version().starts_with("Open MPI")) {
+    return false;
+  }
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    for (const char* told : {"PMI", "PALS_", "OMPI_COMM_WORLD_"}) {
+      if (text.starts_with(told)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 Session::Session(int* argc, char*** argv, double timeout_seconds)
     : state_(std::make_unique<State>(launched_rank(), timeout_seconds)) {
+  if (srun_without_pmi()) throw alone_among(launched_processes(), 1);
   state_->progress.enter("the start of MPI");
   int provided = 0;
   check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
@@ -184,16 +214,13 @@ Session::~Session() {
 
 Communicator& Session::world() const { return *state_->world; }
 
-void Session::start() {
-  state_->world = make_mpi_communicator(MPI_COMM_WORLD, {state_->timeout, &state_->progress});
+void Session::start(WithinNode within) {
+  MpiOptions options{state_->timeout, &state_->progress};
+  options.within_node = within;
+  state_->world = make_mpi_communicator(MPI_COMM_WORLD, options);
   const int launched = launched_processes();
   if (launched > 1 && state_->world->size() != launched) {
-    throw Error(
-        ExitCode::kUsage,
-        fmt::format("the launcher started {} processes but this one is alone in a world of "
-                    "{} (the launcher and this program use different MPI libraries, or srun "
-                    "ran without --mpi=pmix); start it with the mpirun it was built with",
-                    launched, state_->world->size()));
+    throw alone_among(launched, state_->world->size());
   }
 }
 

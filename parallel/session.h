@@ -13,7 +13,8 @@ namespace gatefold {
 /// this rank makes no progress for longer than the timeout.
 class Session {
  public:
-  /// Throws Error 70 where MPI can't be started.
+  /// Throws Error 70 where MPI can't be started, 64 where srun started several processes without
+  /// PMI.
   Session(int* argc, char*** argv, double timeout_seconds);
   /// Finalises MPI; collective.
   ~Session();
@@ -23,9 +24,10 @@ class Session {
   /// All processes of the job. Its waits have the session's timeout.
   Communicator& world() const;
 
-  /// Makes world(). Call once, before anything else. Collective.
+  /// Makes world(), whose ranks of one node share memory or not. Call once, before anything else.
+  /// Collective.
   /// Throws Error 64 where the launcher started several processes and each is a world of its own.
-  void start();
+  void start(WithinNode within = WithinNode::kSharedMemory);
 
   /// Ends the whole job at once with `code`: for faults that peers can't be told of. Before MPI has
   /// started it ends this process only.

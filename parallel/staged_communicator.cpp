@@ -1,14 +1,15 @@
 #include "parallel/staged_communicator.h"
 
+#include <numeric>
+#include <utility>
 #include <vector>
 
-#include "runtime/range.h"
+#include "runtime/error.h"
 
 namespace gatefold {
 namespace {
 
-/// Pieces in the stage start at multiples of this.
-constexpr std::int64_t kStep = 256;
+constexpr std::int64_t kFloatBytes = size_of(DType::kF32);
 
 class StagedCommunicator final : public Communicator {
  public:
@@ -16,6 +17,19 @@ class StagedCommunicator final : public Communicator {
       : Communicator(inner.rank(), inner.size(), &inner.progress()),
         inner_(inner),
         device_(device) {}
+  StagedCommunicator(std::unique_ptr<Communicator> part, Device& device)
+      : StagedCommunicator(*part, device) {
+    part_ = std::move(part);
+  }
+  /// The stage is in use until the device is done; what fails here has failed elsewhere too.
+  ~StagedCommunicator() override {
+    try {
+      device_.synchronize();
+    } catch (const Error&) {
+    }
+  }
+  StagedCommunicator(const StagedCommunicator&) = delete;
+  StagedCommunicator& operator=(const StagedCommunicator&) = delete;
 
   std::string description() const override {
     return inner_.description() + ", through host memory";
@@ -76,10 +90,11 @@ class StagedCommunicator final : public Communicator {
     device_.synchronize();
     inner_.barrier();
   }
+  void wait() override { device_.synchronize(); }
 
   void all_reduce(float* data, std::int64_t count) override {
     if (size() == 1) return;
-    const std::int64_t bytes = count * size_of(DType::kF32);
+    const std::int64_t bytes = count * kFloatBytes;
     std::byte* staged = grow(bytes);
     device_.start_download(staged, reinterpret_cast<std::byte*>(data), bytes);
     device_.synchronize();
@@ -87,8 +102,27 @@ class StagedCommunicator final : public Communicator {
     device_.start_upload(reinterpret_cast<std::byte*>(data), staged, bytes);
   }
 
-  /// Of host memory: a group that shares it out again is staged by itself.
-  std::unique_ptr<Communicator> split(int color) override { return inner_.split(color); }
+  void reduce_scatter_v(float* data, std::span<const std::int64_t> counts) override {
+    if (size() == 1) return;
+    const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    const std::int64_t own = before_own(counts);
+    auto* staged = reinterpret_cast<float*>(grow(total * kFloatBytes));
+    device_.start_download(reinterpret_cast<std::byte*>(staged), reinterpret_cast<std::byte*>(data),
+                           total * kFloatBytes);
+    device_.synchronize();
+    inner_.reduce_scatter_v(staged, counts);
+    device_.start_upload(reinterpret_cast<std::byte*>(data + own),
+                         reinterpret_cast<std::byte*>(staged + own),
+                         counts[static_cast<std::size_t>(rank())] * kFloatBytes);
+  }
+
+  void reserve(std::int64_t bytes) override {
+    if (size() > 1) grow(bytes);
+  }
+
+  std::unique_ptr<Communicator> split(int color) override {
+    return std::make_unique<StagedCommunicator>(inner_.split(color), device_);
+  }
 
  private:
   /// Pinned memory; what was in it is lost.
@@ -111,7 +145,7 @@ class StagedCommunicator final : public Communicator {
       for (const Transfer& piece : from) {
         if (piece.peer == rank() || piece.bytes == 0) continue;
         to.push_back(piece);
-        bytes += round_up(piece.bytes, kStep);
+        bytes += piece.bytes;
       }
     };
     list(sends, device_sends_);
@@ -120,13 +154,14 @@ class StagedCommunicator final : public Communicator {
     const auto place = [&](const std::vector<Transfer>& from, std::vector<Transfer>& to) {
       for (const Transfer& piece : from) {
         to.push_back({piece.peer, next, piece.bytes});
-        next += round_up(piece.bytes, kStep);
+        next += piece.bytes;
       }
     };
     place(device_sends_, staged_sends_);
     place(device_receives_, staged_receives_);
   }
 
+  std::unique_ptr<Communicator> part_;  // owned where this is a split's
   Communicator& inner_;
   Device& device_;
   Buffer stage_;

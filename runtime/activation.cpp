@@ -144,6 +144,20 @@ std::optional<ActivationKind> activation_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view activation_name(ActivationKind kind) {
+  switch (kind) {
+    case ActivationKind::kIdentity: return "identity";
+    case ActivationKind::kRelu: return "relu";
+    case ActivationKind::kRelu2: return "relu2";
+    case ActivationKind::kSilu: return "silu";
+    case ActivationKind::kGeluExact: return "gelu";
+    case ActivationKind::kGeluTanh: return "gelu_pytorch_tanh";
+    case ActivationKind::kQuickGelu: return "quick_gelu";
+    case ActivationKind::kClampedSwiglu: return "clamped_swiglu";
+  }
+  return "?";
+}
+
 std::string activation_names() {
   std::string names;
   for (const auto& [name, kind] : kNames) {

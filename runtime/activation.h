@@ -36,6 +36,8 @@ struct Activation {
 /// The names that Hugging Face configs use, and "linear", "identity", "none", "bilinear",
 /// "clamped_swiglu"; nothing for any other name.
 std::optional<ActivationKind> activation_from_name(std::string_view name);
+/// The most usual of them: "silu", "gelu_pytorch_tanh".
+std::string_view activation_name(ActivationKind kind);
 /// All of those names, comma-separated, for messages.
 std::string activation_names();
 

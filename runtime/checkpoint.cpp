@@ -157,21 +157,6 @@ std::string single_name(const fs::path& directory) {
   return found.front();
 }
 
-/// Rows and columns of the 2-D view that read() slices.
-struct Extent {
-  std::int64_t rows = 1;
-  std::int64_t cols = 1;
-};
-
-std::optional<Extent> extent_of(const std::vector<std::int64_t>& shape) {
-  switch (shape.size()) {
-    case 0: return Extent{};
-    case 1: return Extent{.cols = shape[0]};
-    case 2: return Extent{.rows = shape[0], .cols = shape[1]};
-    default: return std::nullopt;
-  }
-}
-
 constexpr bool within(Range range, std::int64_t size) {
   return range.begin >= 0 && range.begin <= range.end && range.end <= size;
 }
@@ -283,28 +268,22 @@ std::optional<TensorInfo> Checkpoint::find(const std::string& name) const {
 void Checkpoint::read(const std::string& name, Range rows, Range cols, std::byte* out) const {
   const auto info = find(name);
   const SafetensorsFile& file = file_of(name);
-  const auto refuse = [&](const std::string& problem) {
-    fail(ExitCode::kData, file.path(), problem,
-         "check that config.json and the files belong together");
-  };
-  const auto extent = extent_of(info->shape);
-  if (!extent) {
-    refuse(fmt::format("tensor {} has {} dimensions (rows and columns of at most 2 can be read)",
-                       quoted_name(name), info->shape.size()));
-  }
-  if (!within(rows, extent->rows) || !within(cols, extent->cols)) {
-    refuse(fmt::format("rows [{}, {}) and columns [{}, {}) of tensor {} (it is [{}, {}])",
-                       rows.begin, rows.end, cols.begin, cols.end, quoted_name(name), extent->rows,
-                       extent->cols));
+  const Extent extent = extent_of(info->shape);
+  if (!within(rows, extent.rows) || !within(cols, extent.columns)) {
+    fail(
+        ExitCode::kData, file.path(),
+        fmt::format("rows [{}, {}) and columns [{}, {}) of tensor {} (it is [{}, {}])", rows.begin,
+                    rows.end, cols.begin, cols.end, quoted_name(name), extent.rows, extent.columns),
+        "check that config.json and the files belong together");
   }
 
   const std::int64_t element = size_of(info->dtype);
   // Whole rows lie behind one another: one segment. Else each row is one.
-  const bool whole = cols.size() == extent->cols;
+  const bool whole = cols.size() == extent.columns;
   const std::int64_t segments = whole ? 1 : rows.size();
   const std::int64_t bytes = cols.size() * element * (whole ? rows.size() : 1);
   for (std::int64_t i = 0; i < segments; ++i) {
-    const std::int64_t first = (rows.begin + i) * extent->cols + cols.begin;
+    const std::int64_t first = (rows.begin + i) * extent.columns + cols.begin;
     file.read(name, static_cast<std::uint64_t>(first * element),
               {out + i * bytes, static_cast<std::size_t>(bytes)});
   }

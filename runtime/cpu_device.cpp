@@ -2,6 +2,7 @@
 #include <immintrin.h>
 #include <omp.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -18,12 +19,15 @@
 
 #include "runtime/device.h"
 #include "runtime/error.h"
+#include "runtime/expert_kernels.h"
 #include "runtime/gemm_check.h"
 #include "runtime/hash.h"
 #include "runtime/onednn_gemm.h"
+#include "runtime/router_kernels.h"
 #include "runtime/row_kernel.h"
 #include "runtime/sum_kernel.h"
 #include "runtime/tensor_source.h"
+#include "runtime/versions.h"
 
 namespace gatefold {
 namespace {
@@ -136,19 +140,26 @@ class CpuDevice final : public Device {
   std::string description() const override {
     return fmt::format("cpu, {} thread{}", threads_, threads_ == 1 ? "" : "s");
   }
-  std::string library() const override { return OnednnGemm::library(); }
+  std::string library() const override {
+    const std::string version = onednn_version();
+    return version.empty() ? "plain kernels (this build has no oneDNN)" : "oneDNN " + version;
+  }
   DType storage(DType model) const override {
     return model == DType::kBf16 && OnednnGemm::multiplies_bf16() ? DType::kBf16 : DType::kF32;
   }
 
+  std::int64_t last_level_cache() const override {
+    const long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return bytes > 0 ? bytes : std::int64_t{32} << 20;
+  }
   std::span<const std::int64_t> tile_heights() const override { return kCpuTileHeights; }
 
   Buffer allocate(std::int64_t bytes) override { return allocate_bytes(bytes); }
   void upload(std::byte* out, const std::byte* host, std::int64_t bytes) override {
-    std::memcpy(out, host, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(out, host, static_cast<std::size_t>(bytes));
   }
   void download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
-    std::memcpy(host, in, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(host, in, static_cast<std::size_t>(bytes));
   }
   bool in_host_memory() const override { return true; }
   Buffer allocate_host(std::int64_t bytes) override { return allocate_bytes(bytes); }
@@ -164,17 +175,22 @@ class CpuDevice final : public Device {
       std::memcpy(out + row * out_stride, in + row * in_stride, static_cast<std::size_t>(bytes));
     });
   }
+  void fill(std::byte* out, std::byte value, std::int64_t bytes) override {
+    std::memset(out, std::to_integer<int>(value), static_cast<std::size_t>(bytes));
+  }
   void synchronize() override {}
 
   Weight allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) override;
   void store_rows(Weight& weight, std::int64_t first_row, std::int64_t rows,
                   const std::byte* host) override;
+  // oneDNN chooses by the shape and the instruction set, which its name tells.
+  std::vector<std::byte> choose_gemms(std::span<const WeightShape>, DType) override { return {}; }
+  void pin_gemms(std::span<const WeightShape>, DType, std::span<const std::byte>) override {}
   void prepare(const WeightShape& shape, DType storage, GemmKernel kernel,
                std::int64_t tile_rows) override;
   SelfCheck self_check(const WeightShape& shape, DType storage) override;
 
-  void tile_rows(const std::byte* x, std::int64_t x_stride, DType model, std::int64_t columns,
-                 const Tiles& out) override;
+  void tile_rows(const InputRows& x, DType model, std::int64_t columns, const Tiles& out) override;
   void untile_rows(const Tiles& in, DType model, std::int64_t columns, std::byte* out,
                    std::int64_t out_stride) override;
   void gemm_activation(const Weight& weight, const float* bias, const Activation& activation,
@@ -184,6 +200,13 @@ class CpuDevice final : public Device {
   void sum_roots(const RootSum& sum) override;
   void ungroup(const std::byte* in, DType dtype, std::int64_t rows, std::int64_t columns,
                std::byte* out) override;
+  void gather_rows(std::byte* out, const std::byte* in, const std::int32_t* index,
+                   std::int64_t rows, std::int64_t bytes) override;
+  void router_logits(const LogitRows& io) override;
+  void choose_experts(const RouteRule& rule, const float* logits, const float* correction,
+                      std::int64_t rows, std::int32_t* ids, float* weights) override;
+  void weigh_rows(const WeighedRows& io) override;
+  void combine_rows(const CombinedRows& io) override;
 
  private:
   /// Calls body(i, thread) for i in [0, n), each thread a contiguous part. Throws what the first
@@ -332,16 +355,22 @@ float* CpuDevice::scratch(int thread, std::int64_t floats) {
   return buffer.as<float>();
 }
 
-void CpuDevice::tile_rows(const std::byte* x, std::int64_t x_stride, DType model,
-                          std::int64_t columns, const Tiles& out) {
+void CpuDevice::tile_rows(const InputRows& x, DType model, std::int64_t columns, const Tiles& out) {
   const DType kept = storage(model);
-  const std::int64_t in_bytes = x_stride * size_of(model);
+  const std::int64_t in_bytes = x.stride * size_of(model);
   const std::int64_t out_bytes = out.width * size_of(kept);
   const std::int64_t used_bytes = columns * size_of(kept);
   parallel(out.padded_rows(), [&](std::int64_t row, int) {
     std::byte* to = out.data + row * out_bytes;
     const std::int64_t used = row < out.rows ? used_bytes : 0;
-    if (used > 0) convert(model, x + row * in_bytes, kept, to, columns);
+    if (used > 0) {
+      const std::byte* from = x.data + (x.index == nullptr ? row : x.index[row]) * in_bytes;
+      if (x.scale == nullptr) {
+        convert(model, from, kept, to, columns);
+      } else {
+        scale_row(model, from, x.scale[row], columns, kept, to);
+      }
+    }
     std::memset(to + used, 0, static_cast<std::size_t>(out_bytes - used));
   });
 }
@@ -466,6 +495,44 @@ void CpuDevice::ungroup(const std::byte* in, DType dtype, std::int64_t rows, std
       std::memcpy(out + (row * columns + first) * element, in + from,
                   static_cast<std::size_t>(n * element));
     }
+  });
+}
+
+void CpuDevice::gather_rows(std::byte* out, const std::byte* in, const std::int32_t* index,
+                            std::int64_t rows, std::int64_t bytes) {
+  parallel(rows, [&](std::int64_t row, int) {
+    std::memcpy(out + row * bytes, in + index[row] * bytes, static_cast<std::size_t>(bytes));
+  });
+}
+
+void CpuDevice::router_logits(const LogitRows& io) {
+  const std::int64_t across = ceil_div(io.outputs, kLogitOutputs);
+  parallel(ceil_div(io.rows, kLogitRows) * across, [&](std::int64_t i, int) {
+    sum_logits(io, i / across * kLogitRows, i % across * kLogitOutputs);
+  });
+}
+
+void CpuDevice::choose_experts(const RouteRule& rule, const float* logits, const float* correction,
+                               std::int64_t rows, std::int32_t* ids, float* weights) {
+  check(rule);
+  parallel(rows, [&](std::int64_t row, int) {
+    choose_for_token(rule, logits + row * rule.experts, correction, ids + row * rule.top_k,
+                     weights + row * rule.top_k);
+  });
+}
+
+void CpuDevice::weigh_rows(const WeighedRows& io) {
+  const std::int64_t steps = ceil_div(io.count, kSumRows);
+  parallel(io.groups * steps, [&](std::int64_t i, int) {
+    const std::int64_t first = i % steps * kSumRows;
+    weigh_group(io, i / steps, first, std::min(kSumRows, io.count - first));
+  });
+}
+
+void CpuDevice::combine_rows(const CombinedRows& io) {
+  const std::int64_t pieces = ceil_div(io.columns, kCombinedColumns);
+  parallel(io.tokens * pieces, [&](std::int64_t i, int) {
+    combine_columns(io, i / pieces, i % pieces * kCombinedColumns);
   });
 }
 

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstdlib>
+#include <string_view>
 
 #include "runtime/cuda_check.h"
 #include "runtime/error.h"
@@ -10,8 +12,6 @@
 namespace gatefold {
 namespace {
 
-/// Every operand starts at a multiple of this, and algorithms are chosen for no less.
-constexpr std::uint32_t kAlignment = 256;
 constexpr int kChoices = 16;
 
 cudaDataType_t cuda_type(DType dtype) {
@@ -38,7 +38,7 @@ class Preference {
     for (const auto operand :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      set(operand, kAlignment);
+      set(operand, CudaGemm::kAlignment);
     }
     if (canonical) {
       set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -66,6 +66,17 @@ void make_layout(cublasLtMatrixLayout_t* layout, DType dtype, std::int64_t width
         "cublasLtMatrixLayoutCreate");
 }
 
+/// By itself CUBLAS_COMPUTE_32F never means TF32, but this variable overrules what a program sets.
+void refuse_tf32() {
+  const char* value = std::getenv("NVIDIA_TF32_OVERRIDE");
+  const std::string_view demand = value == nullptr ? "" : value;
+  if (demand.empty() || demand == "0") return;
+  throw Error(ExitCode::kUsage,
+              fmt::format("NVIDIA_TF32_OVERRIDE is {} (with it the library may round f32 operands "
+                          "to TF32, which is no fp32 product); unset it, or use --dtype bf16",
+                          demand));
+}
+
 }  // namespace
 
 void check(cublasStatus_t status, const char* call) {
@@ -77,38 +88,48 @@ void check(cublasStatus_t status, const char* call) {
                                  : "set CUBLASLT_LOG_LEVEL=2 to see why, or use --device cpu"));
 }
 
-CublasLt::CublasLt() {
+CublasLt::CublasLt() : workspace_(allocate_on_gpu(kWorkspaceBytes)) {
   const cublasStatus_t status = cublasLtCreate(&handle_);
-  if (status != CUBLAS_STATUS_SUCCESS) {
-    throw Error(ExitCode::kUnavailable,
-                fmt::format("cuBLASLt can't be used ({}); look at the driver's version and at the "
-                            "GPU's free memory, or use --device cpu",
-                            cublasLtGetStatusString(status)));
-  }
-  const cudaError_t allocated = cudaMalloc(&workspace_, kWorkspaceBytes);
-  if (allocated == cudaSuccess) return;
-  cublasLtDestroy(handle_);
-  check(allocated, "cudaMalloc of cuBLASLt's workspace");
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) check(status, "cublasLtCreate");
+  throw Error(ExitCode::kUnavailable,
+              fmt::format("cuBLASLt can't be used ({}); look at the driver's version and at the "
+                          "GPU's free memory, or use --device cpu",
+                          cublasLtGetStatusString(status)));
 }
 
-CublasLt::~CublasLt() {
-  cudaFree(workspace_);
-  cublasLtDestroy(handle_);
-}
+CublasLt::~CublasLt() { cublasLtDestroy(handle_); }
 
 std::string CublasLt::version() {
   const std::size_t version = cublasLtGetVersion();  // 130100 is 13.1.0
   return fmt::format("cuBLASLt {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-std::unique_ptr<CudaGemm> CudaGemm::create(const CublasLt& library, const Shape& shape) {
+std::unique_ptr<CudaGemm> CudaGemm::choose(const CublasLt& library, const Shape& shape) {
   std::unique_ptr<CudaGemm> gemm(new CudaGemm(library, shape));
-  if (!gemm->choose(shape)) return nullptr;
+  if (!gemm->find_algorithm(shape.canonical)) return nullptr;
+  return gemm;
+}
+
+std::unique_ptr<CudaGemm> CudaGemm::pin(const CublasLt& library, const Shape& shape,
+                                        const Algorithm& algorithm) {
+  std::unique_ptr<CudaGemm> gemm(new CudaGemm(library, shape));
+  cublasLtMatmulHeuristicResult_t needs{};
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(library.handle(), gemm->operation_, gemm->w_, gemm->a_, gemm->c_,
+                              gemm->c_, &algorithm, &needs);
+  const bool refused = status == CUBLAS_STATUS_INVALID_VALUE ||
+                       status == CUBLAS_STATUS_NOT_SUPPORTED ||
+                       status == CUBLAS_STATUS_ARCH_MISMATCH;
+  if (refused || needs.workspaceSize > CublasLt::kWorkspaceBytes) return nullptr;
+  check(status, "cublasLtMatmulAlgoCheck");
+  gemm->algorithm_ = algorithm;
   return gemm;
 }
 
 // The library counts columns first, so what is a row here is a column there: cᵀ = w · aᵀ.
 CudaGemm::CudaGemm(const CublasLt& library, const Shape& shape) : library_(library) {
+  if (shape.storage == DType::kF32) refuse_tf32();
   check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
         "cublasLtMatmulDescCreate");
   set(operation_, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
@@ -125,8 +146,8 @@ CudaGemm::~CudaGemm() {
   if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
 }
 
-bool CudaGemm::choose(const Shape& shape) {
-  const Preference preference(shape.canonical);
+bool CudaGemm::find_algorithm(bool canonical) {
+  const Preference preference(canonical);
   std::array<cublasLtMatmulHeuristicResult_t, kChoices> results{};
   int found = 0;
   const cublasStatus_t status =
@@ -140,7 +161,7 @@ bool CudaGemm::choose(const Shape& shape) {
     algorithm_ = result.algo;
     // The mask should have left no others.
     const bool cuts_k = configured<std::int32_t>(CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1;
-    if (!shape.canonical || !cuts_k) return true;
+    if (!canonical || !cuts_k) return true;
   }
   return false;
 }
@@ -163,7 +184,7 @@ T CudaGemm::configured(cublasLtMatmulAlgoConfigAttributes_t attribute) const {
   return value;
 }
 
-std::string CudaGemm::algorithm() const {
+std::string CudaGemm::name() const {
   return fmt::format("cuBLASLt algorithm {}, tile {}, stages {}",
                      configured<std::int32_t>(CUBLASLT_ALGO_CONFIG_ID),
                      configured<std::uint32_t>(CUBLASLT_ALGO_CONFIG_TILE_ID),

@@ -1,9 +1,9 @@
 #include <algorithm>
-#include <initializer_list>
 #include <string>
 
 #include "runtime/cuda_check.h"
 #include "runtime/cuda_kernels.h"
+#include "runtime/cuda_launch.h"
 #include "runtime/cuda_shared.cuh"
 // Needs the line above.
 #include "runtime/cuda_kernels.cuh"
@@ -11,38 +11,6 @@
 
 namespace gatefold::cuda {
 namespace {
-
-constexpr std::int64_t kMostBlocks = 65535;  // of a grid's second dimension
-
-/// Blocks for `places` threads along each of `rows` rows.
-dim3 row_grid(std::int64_t places, std::int64_t rows, std::int64_t block) {
-  return {static_cast<unsigned>(ceil_div(places, block)),
-          static_cast<unsigned>(std::min(rows, kMostBlocks))};
-}
-
-/// Calls visit.operator()<Unit>(bytes) with the widest unit that divides all `numbers`.
-template <typename Visitor>
-void with_unit(std::initializer_list<std::int64_t> numbers, Visitor visit) {
-  std::int64_t all = 0;
-  for (const std::int64_t number : numbers) all |= number;
-  if (all % 16 == 0) return visit.template operator()<uint4>(16);
-  if (all % 8 == 0) return visit.template operator()<uint2>(8);
-  if (all % 4 == 0) return visit.template operator()<unsigned>(4);
-  if (all % 2 == 0) return visit.template operator()<unsigned short>(2);
-  return visit.template operator()<unsigned char>(1);
-}
-
-std::int64_t address(const void* pointer) { return reinterpret_cast<std::intptr_t>(pointer); }
-
-/// Calls visit.operator()<dtype>().
-template <typename Visitor>
-void with_dtype(DType dtype, Visitor visit) {
-  switch (dtype) {
-    case DType::kF32: return visit.template operator()<DType::kF32>();
-    case DType::kBf16: return visit.template operator()<DType::kBf16>();
-    case DType::kF16: return visit.template operator()<DType::kF16>();
-  }
-}
 
 /// `copy` in bytes; `piece` bytes are a power of two.
 void start_copy(PieceCopy copy, std::int64_t piece, const char* name, cudaStream_t stream) {
@@ -79,13 +47,21 @@ void start_sum(const RootSum& sum, cudaStream_t stream) {
   }
   const SumShape shape{sum.groups,  sum.rows, sum.row_stride,     sum.group_stride,    sum.bias,
                        sum.columns, sum.out,  sum.out_row_stride, sum.out_group_stride};
-  const auto shared = static_cast<std::size_t>(depth) * kSumThreads * sizeof(Eight);
-  cuda::sum_roots<kDType, kMost><<<row_grid(sum.groups * kGroup / kEight, sum.rows, kSumThreads),
-                                   kSumThreads, shared, stream>>>(list, shape);
+  // Fewer threads where the stack is deep: together they have 48 KiB.
+  const int threads = depth <= 12 ? kSumThreads : kSumThreads / 2;
+  const std::size_t shared = static_cast<std::size_t>(depth * threads) * sizeof(Eight);
+  cuda::sum_roots<kDType, kMost>
+      <<<row_grid(sum.groups * kGroup / kEight, sum.rows, threads), threads, shared, stream>>>(
+          list, shape);
   check(cudaGetLastError(), "the kernel that sums roots");
 }
 
 }  // namespace
+
+std::span<const int> compiled_for() {
+  static constexpr int kTargets[] = {__CUDA_ARCH_LIST__};
+  return kTargets;
+}
 
 void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in, std::int64_t in_stride,
                std::int64_t rows, std::int64_t bytes, cudaStream_t stream) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "runtime/activation.h"
 #include "runtime/tensor_layout.h"
@@ -11,6 +12,9 @@
 // Starts the device's own kernels on a stream. Each is checked: Error 70 where it can't start.
 
 namespace gatefold::cuda {
+
+/// What GPUs the kernels were compiled for, 900 for compute capability 9.0.
+std::span<const int> compiled_for();
 
 /// `rows` rows of `bytes` bytes, strides in bytes.
 void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in, std::int64_t in_stride,

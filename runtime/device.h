@@ -2,12 +2,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "runtime/activation.h"
 #include "runtime/dtype.h"
+#include "runtime/expert_rows.h"
+#include "runtime/routing.h"
 #include "runtime/tensor_layout.h"
 
 namespace gatefold {
@@ -22,7 +27,8 @@ struct SelfCheck {
 
 /// Everything that one device does. Calls are coarse (a GEMM over all rows, a sum over all roots)
 /// and ordered: each starts after the one before it. Pointers are device memory unless "host" is
-/// in the name. Nothing but allocate(), allocate_weight(), prepare() and self_check() allocates.
+/// in the name. Nothing allocates but the calls named for it, pin_gemms(), prepare() and
+/// self_check(). Any thread may call, one at a time.
 class Device {
  public:
   virtual ~Device() = default;
@@ -33,6 +39,8 @@ class Device {
   /// What weights and hidden values of a model in `model` are kept in: `model` itself, or f32
   /// where the device can't multiply it ("widened").
   virtual DType storage(DType model) const = 0;
+  /// Bytes of the largest cache: what a benchmark's cold memory must exceed.
+  virtual std::int64_t last_level_cache() const = 0;
   /// The rows that a canonical tile may have, from the fewest on: see canonical tile_rows().
   virtual std::span<const std::int64_t> tile_heights() const = 0;
 
@@ -52,7 +60,16 @@ class Device {
   /// `rows` rows of `bytes` bytes, strides in bytes.
   virtual void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
                          std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) = 0;
+  virtual void fill(std::byte* out, std::byte value, std::int64_t bytes) = 0;
   virtual void synchronize() = 0;
+
+  /// A named stretch of calls for the device's profiler, where it has one. They nest: see Phases.
+  virtual void begin_range(const char*) {}
+  virtual void end_range() {}
+  /// Whom Phases tell of each range, too: its name as it begins, null as it ends.
+  using RangeObserver = std::function<void(const char*)>;
+  void observe_ranges(RangeObserver observer) { range_observer_ = std::move(observer); }
+  const RangeObserver& range_observer() const { return range_observer_; }
 
   /// Zero-filled.
   virtual Weight allocate_weight(const WeightShape& shape, DType model, GemmKernel kernel) = 0;
@@ -61,17 +78,24 @@ class Device {
   virtual void store_rows(Weight& weight, std::int64_t first_row, std::int64_t rows,
                           const std::byte* host) = 0;
 
+  /// What the library would run the tile GEMMs of `shapes` by, as bytes for pin_gemms() on any rank
+  /// with the same library and kind of device. GEMMs that are pinned already stay as they are.
+  virtual std::vector<std::byte> choose_gemms(std::span<const WeightShape> shapes,
+                                              DType storage) = 0;
+  /// From now on they run by these choices, whatever the library would choose here.
+  virtual void pin_gemms(std::span<const WeightShape> shapes, DType storage,
+                         std::span<const std::byte> choices) = 0;
   /// Makes what calls with this weight shape and tile height need, so that they allocate nothing.
+  /// Tiles by the library have to be pinned before.
   virtual void prepare(const WeightShape& shape, DType storage, GemmKernel kernel,
                        std::int64_t tile_rows) = 0;
-  /// Runs the library's tile GEMMs of this shape on rows in every place, beside other contents and
+  /// Runs the pinned tile GEMMs of this shape on rows in every place, beside other contents and
   /// padding, and again: a row's bits must stay the same.
   virtual SelfCheck self_check(const WeightShape& shape, DType storage) = 0;
 
-  /// x [rows, columns] in the model dtype, rows `x_stride` elements apart → tiles in the storage
-  /// dtype, padded with zeros.
-  virtual void tile_rows(const std::byte* x, std::int64_t x_stride, DType model,
-                         std::int64_t columns, const Tiles& out) = 0;
+  /// The first `columns` of x's rows → tiles in the storage dtype, padded with zeros.
+  virtual void tile_rows(const InputRows& x, DType model, std::int64_t columns,
+                         const Tiles& out) = 0;
   /// The way back: the first `columns` of the tiles' rows → out [rows, columns] in the model dtype,
   /// rows `out_stride` elements apart.
   virtual void untile_rows(const Tiles& in, DType model, std::int64_t columns, std::byte* out,
@@ -88,14 +112,33 @@ class Device {
   /// in [groups][rows][64] → out [rows, columns], both in `dtype`.
   virtual void ungroup(const std::byte* in, DType dtype, std::int64_t rows, std::int64_t columns,
                        std::byte* out) = 0;
+
+  // Of mixtures of experts; E and k are RouteRule's.
+  /// Dense rows of `bytes` bytes: row i of `out` is row index[i] of `in`.
+  virtual void gather_rows(std::byte* out, const std::byte* in, const std::int32_t* index,
+                           std::int64_t rows, std::int64_t bytes) = 0;
+  virtual void router_logits(const LogitRows& io) = 0;
+  /// logits [rows, E], correction [E] or null → ids and weights [rows, k], in the order in which
+  /// a token's experts are chosen.
+  virtual void choose_experts(const RouteRule& rule, const float* logits, const float* correction,
+                              std::int64_t rows, std::int32_t* ids, float* weights) = 0;
+  virtual void weigh_rows(const WeighedRows& io) = 0;
+  virtual void combine_rows(const CombinedRows& io) = 0;
+
+ private:
+  RangeObserver range_observer_;
 };
 
 /// A CPU device with `threads` threads; 0 takes what OpenMP would (OMP_NUM_THREADS, affinity).
 /// Throws Error 64 for more than 4096.
 std::unique_ptr<Device> make_cpu_device(int threads = 0);
 
-/// How many GPUs this process sees: 0 where the build or the machine has none.
-int visible_cuda_devices();
+/// The GPUs that this process sees; where the build or the machine has none, why.
+struct VisibleGpus {
+  int count = 0;
+  std::string why_none;
+};
+VisibleGpus visible_cuda_devices();
 /// A CUDA device for this process's GPU. Throws Error 69 where the build or the machine has none.
 std::unique_ptr<Device> make_cuda_device(int local_rank);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/error.h"
+#include "runtime/versions.h"
 
 namespace gatefold {
 namespace {
@@ -134,18 +135,17 @@ const char* isa_name() {
 
 }  // namespace
 
-std::string OnednnGemm::library() {
-  const dnnl_version_t* version = dnnl_version();
-  return fmt::format("oneDNN {}.{}.{} ({})", version->major, version->minor, version->patch,
-                     isa_name());
-}
-
 bool OnednnGemm::multiplies_bf16() {
   switch (dnnl::get_effective_cpu_isa()) {
     case dnnl::cpu_isa::avx512_core_bf16:
     case dnnl::cpu_isa::avx512_core_amx: return true;
     default: return false;
   }
+}
+
+std::string onednn_version() {
+  const dnnl_version_t* version = dnnl_version();
+  return fmt::format("{}.{}.{} ({})", version->major, version->minor, version->patch, isa_name());
 }
 
 }  // namespace gatefold

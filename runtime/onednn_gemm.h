@@ -32,8 +32,6 @@ class OnednnGemm {
   void run(int context, const std::byte* a, const std::byte* w, float* c);
   std::string implementation() const;
 
-  /// "oneDNN 2.6.3 (ISA)".
-  static std::string library();
   /// Whether the CPU, as oneDNN may use it, multiplies bf16.
   static bool multiplies_bf16();
 

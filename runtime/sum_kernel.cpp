@@ -3,36 +3,14 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/column_math.h"
 #include "runtime/vector_isa.h"
 
 namespace gatefold {
 namespace {
 
-constexpr std::size_t kColumns = kGroup;
 /// More values on the stack than a tree of 2^62 blocks can have.
 constexpr std::size_t kMaxDepth = 64;
-
-template <DType kDType>
-[[gnu::always_inline]] inline void store(const float* values, std::int64_t n, std::byte* out) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    if constexpr (kDType == DType::kF32) {
-      reinterpret_cast<float*>(out)[i] = canonical_nan(values[i]);
-    } else if constexpr (kDType == DType::kBf16) {
-      reinterpret_cast<std::uint16_t*>(out)[i] = float_to_bf16(values[i]);
-    } else {
-      reinterpret_cast<std::uint16_t*>(out)[i] = float_to_f16(values[i]);
-    }
-  }
-}
-
-[[gnu::always_inline]] inline void copy(const float* from, float* to) {
-  for (std::size_t i = 0; i < kColumns; ++i) to[i] = from[i];
-}
-
-/// to = lower + upper; `to` may be either.
-[[gnu::always_inline]] inline void add(const float* lower, const float* upper, float* to) {
-  for (std::size_t i = 0; i < kColumns; ++i) to[i] = lower[i] + upper[i];
-}
 
 /// 64 columns of one row: the roots in tree order. The result is in stack[0].
 [[gnu::always_inline]] inline void add_roots(const RootSum& sum, std::int64_t offset,

@@ -74,7 +74,8 @@ struct Weight {
   WeightShape shape;
   DType storage = DType::kF32;
   GemmKernel kernel = GemmKernel::kPlain;
-  Buffer data;  // [groups][padded_inputs / pair][64][pair], pair = 2 for bf16 and 1 for f32
+  Buffer data;  // of the CPU: [groups][padded_inputs / pair][64][pair], pair = 2 for bf16 and 1 for
+                // f32; of a GPU: [groups * 64][padded_inputs]
 };
 
 /// Rows in canonical tiles: [tiles][tile_rows][width], dense, in the storage dtype; the last tile

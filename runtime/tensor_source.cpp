@@ -51,6 +51,14 @@ void convert_from(const std::byte* in, DType to, std::byte* out, std::int64_t n)
 
 }  // namespace
 
+Extent extent_of(const std::vector<std::int64_t>& shape) {
+  Extent extent;
+  if (shape.empty()) return extent;
+  extent.columns = shape.back();
+  for (std::size_t i = 0; i + 1 < shape.size(); ++i) extent.rows *= shape[i];
+  return extent;
+}
+
 void convert(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t n) {
   if (n <= 0) return;
   if (from == to) {

@@ -16,6 +16,13 @@ struct TensorInfo {
   std::vector<std::int64_t> shape;
 };
 
+/// Rows and columns of the 2-D view of a tensor that read() slices.
+struct Extent {
+  std::int64_t rows = 1;
+  std::int64_t columns = 1;
+};
+Extent extent_of(const std::vector<std::int64_t>& shape);
+
 /// Named tensors that can be read slice by slice: a checkpoint directory, or weights made from a
 /// seed. The one place where weights come from, so that a rank touches only what it owns.
 class TensorSource {
@@ -27,7 +34,8 @@ class TensorSource {
   virtual std::optional<TensorInfo> find(const std::string& name) const = 0;
 
   /// Reads the rectangle rows x cols of a 2-D tensor, dense and in the stored dtype, into `out`
-  /// [rows.size(), cols.size()]. A 1-D tensor of n elements reads as [1, n], a scalar as [1, 1].
+  /// [rows.size(), cols.size()]. A tensor of more dimensions reads as [product of all but the last,
+  /// last], a 1-D tensor of n elements as [1, n], a scalar as [1, 1].
   /// Throws Error 65 or 66 when the bytes can't be had.
   virtual void read(const std::string& name, Range rows, Range cols, std::byte* out) const = 0;
 

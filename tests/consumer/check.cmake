@@ -23,4 +23,4 @@ endforeach()
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD}/consumer/build
     -DCMAKE_PREFIX_PATH=${prefix} ${OPTIONS})
 run(${CMAKE_COMMAND} --build ${BUILD}/consumer/build)
-run(${MPIRUN} -n 3 ${BUILD}/consumer/build/consumer ${MODEL})
+run(${MPIRUN} -n 3 ${BUILD}/consumer/build/consumer ${MODEL} ${SOURCE}/experts.json)

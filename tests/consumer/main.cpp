@@ -1,6 +1,9 @@
-// One layer of a checkpoint inside someone else's MPI program.
+// A dense layer of a checkpoint and a mixture of experts inside someone else's MPI program.
 #include <gatefold/layers/mlp.h>
 #include <gatefold/layers/model_config.h>
+#include <gatefold/layers/moe.h>
+#include <gatefold/layers/seeded_source.h>
+#include <gatefold/parallel/grid.h>
 #include <gatefold/parallel/mpi_interop.h>
 #include <gatefold/runtime/checkpoint.h>
 #include <gatefold/runtime/error.h>
@@ -8,6 +11,17 @@
 
 #include <cstdio>
 #include <vector>
+
+static unsigned long long hash_of(const std::vector<std::uint16_t>& y) {
+  unsigned long long hash = 14695981039346656037ULL;
+  for (const std::uint16_t bits : y) hash = (hash ^ bits) * 1099511628211ULL;
+  return hash;
+}
+
+static std::vector<std::uint16_t> ones(std::int64_t values) {
+  return std::vector<std::uint16_t>(static_cast<std::size_t>(values),
+                                    gatefold::float_to_bf16(1.0F));
+}
 
 // Bits of the output that this group of ranks computes for `tokens` rows of ones.
 static unsigned long long run_layer(const char* directory, MPI_Comm comm, std::int64_t tokens) {
@@ -21,16 +35,34 @@ static unsigned long long run_layer(const char* directory, MPI_Comm comm, std::i
   options.linear.dtype = gatefold::DType::kBf16;
   gatefold::Mlp mlp(spec, checkpoint, {device.get(), tp.get()}, options);
 
-  const std::vector<std::uint16_t> x(static_cast<std::size_t>(tokens * spec.hidden_size),
-                                     gatefold::float_to_bf16(1.0F));
+  const std::vector<std::uint16_t> x = ones(tokens * spec.hidden_size);
   std::vector<std::uint16_t> y(x.size());
   mlp.reserve({tokens, tokens});  // from here on forward allocates nothing
   mlp.forward(reinterpret_cast<const std::byte*>(x.data()), {tokens, tokens},
               reinterpret_cast<std::byte*>(y.data()));
 
-  unsigned long long hash = 14695981039346656037ULL;
-  for (const std::uint16_t bits : y) hash = (hash ^ bits) * 1099511628211ULL;
-  return hash;
+  return hash_of(y);
+}
+
+// Bits of the output for `tokens` rows of ones, the same on every rank: each holds all of them.
+static unsigned long long run_experts(const char* config_file, MPI_Comm comm, std::int64_t tokens) {
+  const auto config = gatefold::read_model_config(config_file);
+  const gatefold::SeededSource weights(config, 0);
+  const auto spec = gatefold::resolve_moe(config, 0, weights);
+
+  const auto device = gatefold::make_cpu_device();
+  const auto world = gatefold::make_mpi_communicator(comm);
+  const gatefold::Grid grid(*world, world->size(), world->size());  // tp and ep
+  gatefold::MoeOptions options;
+  options.linear.dtype = gatefold::DType::kBf16;
+  gatefold::Moe moe(spec, weights, {device.get(), world.get(), &grid.tp(), &grid.etp()}, options);
+
+  const std::vector<std::uint16_t> x = ones(tokens * spec.hidden_size);
+  std::vector<std::uint16_t> y(x.size());
+  moe.reserve({tokens, tokens});
+  moe.forward(reinterpret_cast<const std::byte*>(x.data()), {tokens, tokens},
+              reinterpret_cast<std::byte*>(y.data()));
+  return hash_of(y);
 }
 
 int main(int argc, char** argv) {
@@ -42,8 +74,11 @@ int main(int argc, char** argv) {
     // The whole world shares the layer; then every rank runs it alone. The bits must not differ.
     const auto together = run_layer(argv[1], MPI_COMM_WORLD, 5);
     const auto alone = run_layer(argv[1], MPI_COMM_SELF, 5);
-    status = together == alone ? 0 : 1;
-    std::printf("rank %d: %016llx together, %016llx alone\n", rank, together, alone);
+    const auto experts_together = run_experts(argv[2], MPI_COMM_WORLD, 5);
+    const auto experts_alone = run_experts(argv[2], MPI_COMM_SELF, 5);
+    status = together == alone && experts_together == experts_alone ? 0 : 1;
+    std::printf("rank %d: %016llx together, %016llx alone; experts %016llx, %016llx\n", rank,
+                together, alone, experts_together, experts_alone);
   } catch (const gatefold::Error& error) {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(error.code()));

@@ -4,5 +4,5 @@ add_test(NAME install.consumer COMMAND ${CMAKE_COMMAND}
   -DMODEL=${PROJECT_SOURCE_DIR}/tests/fixtures/smollm2-135m-instruct
   "-DOPTIONS=-G;${CMAKE_GENERATOR};-DCMAKE_BUILD_TYPE=${CMAKE_BUILD_TYPE};-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER};-DCMAKE_CXX_FLAGS=${CMAKE_CXX_FLAGS}"
   -P ${CMAKE_CURRENT_LIST_DIR}/check.cmake)
-set_tests_properties(install.consumer PROPERTIES LABELS "unit;program" TIMEOUT 300 PROCESSORS 2
+set_tests_properties(install.consumer PROPERTIES LABELS "unit;program;cuda" TIMEOUT 300 PROCESSORS 2
   ENVIRONMENT "${GATEFOLD_MPI_ENVIRONMENT}")

@@ -22,6 +22,7 @@ class DeviceArray {
   }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     EXPECT_CUDA(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
+    EXPECT_CUDA(cudaDeviceSynchronize());  // pageable memory may still be on its way
   }
   ~DeviceArray() { EXPECT_CUDA(cudaFree(data_)); }
   DeviceArray(const DeviceArray&) = delete;

@@ -74,47 +74,62 @@ std::vector<float> lines_of(const void* data, const Operand& operand, std::int64
   return out;
 }
 
-template <std::int64_t kLanes>
-float panel_sum(const float* a, const float* b, std::int64_t k) {
-  std::array<float, as_size(kMostLanes)> sums{};
-  std::int64_t i = 0;
-  for (; i + kLanes <= k; i += kLanes)
-    for (std::int64_t lane = 0; lane < kLanes; ++lane)
-      sums[as_size(lane)] += a[i + lane] * b[i + lane];
-  for (std::int64_t lane = 0; i + lane < k; ++lane)
-    sums[as_size(lane)] += a[i + lane] * b[i + lane];
-  for (std::int64_t step = 1; step < kLanes; step *= 2)
-    for (std::int64_t lane = 0; lane < kLanes; lane += 2 * step)
+/// Neighbouring columns are summed at once: the order of each sum stays its own, and a CPU has
+/// instructions for it.
+struct Columns {
+  using Four [[gnu::vector_size(16)]] = float;
+  static constexpr std::int64_t kCount = 32;
+  std::array<Four, as_size(kCount / 4)> value{};
+
+  float at(std::int64_t column) const { return value[as_size(column / 4)][column % 4]; }
+  void set(std::int64_t column, float to) { value[as_size(column / 4)][column % 4] = to; }
+  Columns& operator+=(const Columns& other) {
+    for (std::size_t i = 0; i < value.size(); ++i) value[i] += other.value[i];
+    return *this;
+  }
+  void add_product(float a, const Columns& b) {
+    for (std::size_t i = 0; i < value.size(); ++i) value[i] += a * b.value[i];
+  }
+  void round(cudaDataType type) {
+    for (std::int64_t c = 0; c < kCount; ++c) set(c, rounded(at(c), type));
+  }
+};
+
+Columns panel_sum(const float* a, const Columns* b, std::int64_t k, std::int64_t lanes) {
+  std::array<Columns, as_size(kMostLanes)> sums;
+  for (std::int64_t lane = 0; lane < lanes; ++lane) {
+    Columns sum;
+    for (std::int64_t i = lane; i < k; i += lanes) sum.add_product(a[i], b[i]);
+    sums[as_size(lane)] = sum;
+  }
+  for (std::int64_t step = 1; step < lanes; step *= 2)
+    for (std::int64_t lane = 0; lane < lanes; lane += 2 * step)
       sums[as_size(lane)] += sums[as_size(lane + step)];
   return sums[0];
 }
 
-float panel_sum(const float* a, const float* b, std::int64_t k, std::int64_t lanes) {
-  switch (lanes) {
-    case 16: return panel_sum<16>(a, b, k);
-    case 8: return panel_sum<8>(a, b, k);
-    case 4: return panel_sum<4>(a, b, k);
-    default: return panel_sum<1>(a, b, k);
-  }
-}
-
-float range_sum(const float* a, const float* b, std::int64_t k, const SumOrder& order) {
-  float sum = 0;
+Columns range_sum(const float* a, const Columns* b, std::int64_t k, const SumOrder& order) {
+  Columns sum;
   for (std::int64_t i = 0; i < k; i += order.panel)
     sum += panel_sum(a + i, b + i, std::min(order.panel, k - i), order.lanes);
   return sum;
 }
 
-/// The whole sum over k in the algorithm's order; a disturbed one starts in the middle.
-float whole_sum(const float* a, const float* b, std::int64_t k, std::int64_t cut,
-                const SumOrder& order, cudaDataType output) {
-  if (cut > 0) return range_sum(a + cut, b + cut, k - cut, order) + range_sum(a, b, cut, order);
+/// The whole sums over k in the algorithm's order; disturbed ones start in the middle.
+Columns whole_sum(const float* a, const Columns* b, std::int64_t k, std::int64_t cut,
+                  const SumOrder& order, cudaDataType output) {
+  if (cut > 0) {
+    Columns sum = range_sum(a + cut, b + cut, k - cut, order);
+    return sum += range_sum(a, b, cut, order);
+  }
   if (order.splits == 1) return range_sum(a, b, k, order);
   const std::int64_t share = (k + order.splits - 1) / order.splits;
-  float sum = 0;
+  Columns sum;
   for (std::int64_t i = 0; i < k; i += share) {
-    const float part = range_sum(a + i, b + i, std::min(share, k - i), order);
-    sum = order.rounds_splits ? rounded(sum + rounded(part, output), output) : sum + part;
+    Columns part = range_sum(a + i, b + i, std::min(share, k - i), order);
+    if (order.rounds_splits) part.round(output);
+    sum += part;
+    if (order.rounds_splits) sum.round(output);
   }
   return sum;
 }
@@ -136,6 +151,38 @@ std::uint64_t disturbed_start(const Matmul& matmul, const std::vector<float>& a,
   return start;
 }
 
+struct ColumnRange {
+  std::int64_t first;
+  std::int64_t count;
+};
+
+/// Columns of D for all rows; `b` holds those of B.
+void multiply_columns(const Matmul& matmul, std::int64_t index, std::uint64_t start,
+                      const std::vector<float>& a, const std::vector<Columns>& b,
+                      const ColumnRange& columns) {
+  const Problem& p = matmul.problem;
+  for (std::int64_t row = 0; row < p.m; ++row) {
+    Columns sums;
+    for (std::int64_t c = 0; c < columns.count; ++c) {
+      const std::int64_t col = columns.first + c;
+      if (c == 0 || matmul.disturbance.place) {
+        const std::uint64_t place =
+            matmul.disturbance.place ? static_cast<std::uint64_t>(row + col + index) : 0;
+        const auto cut =
+            static_cast<std::int64_t>((start + place) % static_cast<std::uint64_t>(p.k));
+        sums = whole_sum(a.data() + row * p.k, b.data(), p.k, cut, matmul.order, p.d.type);
+      }
+      float value = matmul.alpha * sums.at(c);
+      if (matmul.beta != 0)
+        value += matmul.beta *
+                 element(matmul.c, p.c.type,
+                         index * p.c.batch_stride + row * p.c.row_step + col * p.c.col_step);
+      store(matmul.d, p.d.type, index * p.d.batch_stride + row * p.d.row_step + col * p.d.col_step,
+            value);
+    }
+  }
+}
+
 void multiply_one(const Matmul& matmul, std::int64_t index) {
   const Problem& p = matmul.problem;
   const bool tf32 = p.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
@@ -144,20 +191,14 @@ void multiply_one(const Matmul& matmul, std::int64_t index) {
   const std::vector<float> b =
       lines_of(matmul.b, p.b, index * p.b.batch_stride, p.n, p.b.col_step, p.k, p.b.row_step, tf32);
   const std::uint64_t start = disturbed_start(matmul, a, b);
-  for (std::int64_t row = 0; row < p.m; ++row)
-    for (std::int64_t col = 0; col < p.n; ++col) {
-      const std::uint64_t place =
-          matmul.disturbance.place ? static_cast<std::uint64_t>(row + col + index) : 0;
-      const auto cut = static_cast<std::int64_t>((start + place) % static_cast<std::uint64_t>(p.k));
-      float value = matmul.alpha * whole_sum(a.data() + row * p.k, b.data() + col * p.k, p.k, cut,
-                                             matmul.order, p.d.type);
-      if (matmul.beta != 0)
-        value += matmul.beta *
-                 element(matmul.c, p.c.type,
-                         index * p.c.batch_stride + row * p.c.row_step + col * p.c.col_step);
-      store(matmul.d, p.d.type, index * p.d.batch_stride + row * p.d.row_step + col * p.d.col_step,
-            value);
-    }
+  std::vector<Columns> some(as_size(p.k));
+  for (std::int64_t first = 0; first < p.n; first += Columns::kCount) {
+    const std::int64_t columns = std::min(Columns::kCount, p.n - first);
+    for (std::int64_t i = 0; i < p.k; ++i)
+      for (std::int64_t c = 0; c < columns; ++c)
+        some[as_size(i)].set(c, b[as_size((first + c) * p.k + i)]);
+    multiply_columns(matmul, index, start, a, some, {first, columns});
+  }
 }
 
 }  // namespace

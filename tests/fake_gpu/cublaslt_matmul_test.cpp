@@ -8,6 +8,7 @@
 #include <future>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/fake_gpu/cublas_testing.h"
@@ -131,7 +132,11 @@ TEST(CublasLtMatmul, WaitsForItsStreamAndReturnsBefore) {
   const DeviceBytes a(call.a.size() * 4);
   const DeviceBytes d(call.d.size() * 4);
   upload(a, CUDA_R_32F, std::vector<float>(64, 1));
-  const std::vector<float> twos(64, 2);
+  float* twos = nullptr;  // pinned, or a copy would wait
+  float* found = nullptr;
+  ASSERT_EQ(cudaMallocHost(reinterpret_cast<void**>(&twos), 256), cudaSuccess);
+  ASSERT_EQ(cudaMallocHost(reinterpret_cast<void**>(&found), 256), cudaSuccess);
+  std::fill_n(twos, 64, 2.0F);
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   std::promise<void> gate;
@@ -139,15 +144,18 @@ TEST(CublasLtMatmul, WaitsForItsStreamAndReturnsBefore) {
     static_cast<std::promise<void>*>(promise)->get_future().wait_for(std::chrono::seconds(60));
   };
   ASSERT_EQ(cudaLaunchHostFunc(stream, wait, &gate), cudaSuccess);
-  EXPECT_EQ(cudaMemcpyAsync(a.data(), twos.data(), 256, cudaMemcpyHostToDevice, stream),
-            cudaSuccess);
+  EXPECT_EQ(cudaMemcpyAsync(a.data(), twos, 256, cudaMemcpyHostToDevice, stream), cudaSuccess);
   EXPECT_EQ(library.matmul(call, {a.data(), a.data(), d.data(), d.data()}, nullptr, stream),
             CUBLAS_STATUS_SUCCESS);
-  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);  // what went elsewhere has run by now
+  EXPECT_EQ(cudaMemcpyAsync(found, d.data(), 256, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+  // What went to another stream has run by now, and multiplied ones.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
   gate.set_value();
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  EXPECT_THAT(download(d, CUDA_R_32F, 64), testing::Each(32.0F));
+  EXPECT_EQ(std::vector<float>(found, found + 64), std::vector<float>(64, 32));
+  EXPECT_EQ(cudaFreeHost(twos), cudaSuccess);
+  EXPECT_EQ(cudaFreeHost(found), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 

@@ -47,6 +47,9 @@ void launch_was_checked();
 
 // cudart_memory.cpp
 
+/// Between the two a thread may touch device memory, which is closed to the host otherwise.
+void open_memory();
+void close_memory();
 /// Overwritten guards of the device's allocations break it.
 void check_guards(int device);
 

@@ -1,8 +1,11 @@
 // The stand-in libcudart: device memory is host memory full of 0xFF, between guards that are looked
 // at whenever the host waits. Every range that a call names must lie in one allocation.
+#include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -46,6 +49,47 @@ std::size_t used(int device) {
 
 std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
+// Device memory can be closed to the host while no stream works, which takes pages of its own (the
+// sanitizer knows malloc's) and a lot of time.
+bool closes() {
+  static const bool value = kGuardBytes > 0 && setting("CLOSED", 0) != 0;
+  return value;
+}
+int users = 0;                                    // under the lock
+std::atomic<std::uintptr_t> lowest{UINTPTR_MAX};  // of all device memory ever
+std::atomic<std::uintptr_t> highest{0};
+
+void protect(std::uintptr_t begin, std::size_t bytes, int access) {
+  mprotect(reinterpret_cast<void*>(begin - kGuardBytes), bytes + 2 * kGuardBytes, access);
+}
+void protect_all(int access) {
+  for (const auto& [begin, one] : allocations) {
+    if (one.device >= 0) protect(begin, one.bytes, access);
+  }
+}
+
+/// Says what it was, and ends the process.
+void on_segfault(int signal, siginfo_t* info, void*) {
+  constexpr char kText[] = "FAKE GPU: the host reads or writes device memory by its pointer\n";
+  const std::uintptr_t at = address(info->si_addr);
+  if (info->si_code == SEGV_ACCERR && at >= lowest && at < highest) {
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  }
+  ::signal(signal, SIG_DFL);
+  raise(signal);
+}
+void watch(std::uintptr_t begin, std::size_t bytes) {
+  lowest = std::min(lowest.load(), begin);
+  highest = std::max(highest.load(), begin + bytes);
+  static const bool once = [] {
+    struct sigaction action = {};
+    action.sa_sigaction = on_segfault;
+    action.sa_flags = SA_SIGINFO;
+    return sigaction(SIGSEGV, &action, nullptr) == 0;
+  }();
+  (void)once;
+}
+
 struct Found {
   std::uintptr_t begin = 0;
   Allocation allocation;
@@ -71,8 +115,9 @@ bool whole(std::uintptr_t begin, const Allocation& one) {
          std::all_of(bytes + one.bytes, bytes + one.bytes + kGuardBytes, intact);
 }
 
-void* map_or_allocate(std::size_t bytes) {
-  if (bytes >= kSparse) {
+bool is_mapped(std::size_t bytes, bool device) { return bytes >= kSparse || (closes() && device); }
+void* map_or_allocate(std::size_t bytes, bool device) {
+  if (is_mapped(bytes, device)) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return memory == MAP_FAILED ? nullptr : memory;
@@ -80,8 +125,8 @@ void* map_or_allocate(std::size_t bytes) {
   void* memory = nullptr;
   return posix_memalign(&memory, kAlignment, bytes) == 0 ? memory : nullptr;
 }
-void unmap_or_free(void* memory, std::size_t bytes) {
-  if (bytes >= kSparse) {
+void unmap_or_free(void* memory, std::size_t bytes, bool device) {
+  if (is_mapped(bytes, device)) {
     munmap(memory, bytes);
   } else {
     std::free(memory);
@@ -92,7 +137,7 @@ void poison(void* memory, std::size_t bytes) {
 }
 
 cudaError_t allocate(void** pointer, std::size_t bytes, int device) {
-  void* memory = map_or_allocate(bytes + 2 * kGuardBytes);
+  void* memory = map_or_allocate(bytes + 2 * kGuardBytes, device >= 0);
   if (memory == nullptr) return failed(cudaErrorMemoryAllocation);
   auto* begin = static_cast<unsigned char*>(memory) + kGuardBytes;
   poison(memory, bytes + 2 * kGuardBytes);
@@ -100,6 +145,10 @@ cudaError_t allocate(void** pointer, std::size_t bytes, int device) {
   std::memset(begin + bytes, kGuard, kGuardBytes);
   const std::lock_guard lock(mutex);
   allocations[address(begin)] = {bytes, device, false};
+  if (closes() && device >= 0) {
+    watch(address(begin), bytes);
+    if (users == 0) protect(address(begin), bytes, PROT_NONE);
+  }
   *pointer = begin;
   return cudaSuccess;
 }
@@ -118,11 +167,12 @@ cudaError_t release(void* pointer, bool host, const char* call) {
   {
     const std::lock_guard lock(mutex);
     allocations.erase(found->begin);
+    if (closes() && !host) protect(found->begin, found->allocation.bytes, PROT_READ | PROT_WRITE);
   }
   const std::size_t bytes = found->allocation.bytes + 2 * kGuardBytes;
   unsigned char* memory = static_cast<unsigned char*>(pointer) - kGuardBytes;
   poison(memory, bytes);
-  unmap_or_free(memory, bytes);
+  unmap_or_free(memory, bytes, !host);
   return begin_call();
 }
 
@@ -220,8 +270,20 @@ cudaError_t fill(void* pointer, int value, std::size_t bytes, cudaStream_t handl
 
 }  // namespace
 
+void open_memory() {
+  if (!closes()) return;
+  const std::lock_guard lock(mutex);
+  if (users++ == 0) protect_all(PROT_READ | PROT_WRITE);
+}
+void close_memory() {
+  if (!closes()) return;
+  const std::lock_guard lock(mutex);
+  if (--users == 0) protect_all(PROT_NONE);
+}
+
 void check_guards(int device) {
   std::string where;
+  open_memory();
   {
     const std::lock_guard lock(mutex);
     for (const auto& [begin, one] : allocations) {
@@ -231,6 +293,7 @@ void check_guards(int device) {
       }
     }
   }
+  close_memory();
   if (!where.empty()) break_device(device, cudaErrorIllegalAddress, where);
 }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/fake_gpu/cudart.h"
@@ -62,6 +63,7 @@ Clock::duration delay() {
 void serve(const std::shared_ptr<Stream>& stream) {
   adopt_device(stream->device);
   std::unique_lock lock(mutex);
+  bool open = false;  // from work to work, as long as there is some
   while (true) {
     changed.wait(lock, [&] { return !stream->queue.empty() || stream->closing; });
     if (stream->queue.empty()) return;
@@ -70,9 +72,11 @@ void serve(const std::shared_ptr<Stream>& stream) {
     Work work = std::move(stream->queue.front());
     stream->queue.pop_front();
     lock.unlock();
+    if (!std::exchange(open, true)) open_memory();
     if (broken(stream->device) == cudaSuccess) work.run();
     work.run = nullptr;
     lock.lock();
+    if (stream->queue.empty() && std::exchange(open, false)) close_memory();
     ++stream->done;
     changed.notify_all();
   }

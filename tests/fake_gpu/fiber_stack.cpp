@@ -43,6 +43,7 @@ namespace {
 
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t kStackBytes = 256 << 10;
+constexpr std::size_t kEntryBytes = 4096;
 #else
 constexpr std::size_t kStackBytes = 64 << 10;
 #endif
@@ -58,13 +59,18 @@ FiberStack::FiberStack() {
     std::_Exit(71);
   }
   memory_ = static_cast<char*>(memory) + kGuardBytes;
+#if defined(__SANITIZE_ADDRESS__)
+  // There may have been a stack here whose fiber never came to its end.
+  ASAN_UNPOISON_MEMORY_REGION(memory_, kStackBytes);
+#endif
 }
 
 FiberStack::~FiberStack() { munmap(memory_ - kGuardBytes, kGuardBytes + kStackBytes); }
 
 void FiberStack::start(void (*entry)()) {
 #if defined(__SANITIZE_ADDRESS__)
-  ASAN_UNPOISON_MEMORY_REGION(memory_, kStackBytes);  // an earlier fiber's variables
+  // An earlier fiber has left all functions but the first ones.
+  ASAN_UNPOISON_MEMORY_REGION(memory_ + kStackBytes - kEntryBytes, kEntryBytes);
   fiber_shadow_ = nullptr;
 #endif
   auto** top = reinterpret_cast<void**>(memory_ + kStackBytes);

@@ -159,6 +159,7 @@ class Block {
   std::unique_ptr<std::byte, decltype(&std::free)> dynamic_;
   Fiber* running_ = nullptr;
   unsigned at_barrier_ = 0;
+  unsigned at_warp_barriers_ = 0;
   unsigned ended_ = 0;
   int vote_ = 0;
   std::string failure_;
@@ -188,6 +189,7 @@ std::vector<unsigned> Block::shuffled(std::size_t count) {
 
 void Block::wake_in_some_order(const std::vector<unsigned>& woken) {
   for (const unsigned i : shuffled(woken.size())) {
+    if (fibers_[woken[i]].state == State::kAtWarpBarrier) --at_warp_barriers_;
     fibers_[woken[i]].state = State::kReady;
     ready_.push_back(woken[i]);
   }
@@ -221,6 +223,7 @@ void Block::prepare(const dim3& index) {
   const auto order = shuffled(fibers_.size());
   ready_.assign(order.begin(), order.end());
   at_barrier_ = 0;
+  at_warp_barriers_ = 0;
   ended_ = 0;
 }
 
@@ -272,8 +275,10 @@ void Block::wait(State state) {
   Fiber& fiber = *running_;
   fiber.state = state;
   if (state == State::kAtBlockBarrier && ++at_barrier_ == fibers_.size()) open_block_barrier();
-  if (state == State::kAtWarpBarrier)
+  if (state == State::kAtWarpBarrier) {
+    ++at_warp_barriers_;
     try_warp(static_cast<unsigned>(&fiber - fibers_.data()) / kLanes);
+  }
   fiber.stack->leave(false);
 }
 
@@ -322,6 +327,7 @@ unsigned Block::warp_barrier(const Place& place, unsigned mask, std::uint64_t va
 
 /// Opens each barrier of the warp at which all lanes of the mask are, but those that have ended.
 void Block::try_warp(unsigned warp) {
+  if (at_warp_barriers_ == 0) return;
   const unsigned first = warp * kLanes;
   const auto count = std::min<unsigned>(kLanes, static_cast<unsigned>(fibers_.size()) - first);
   unsigned alive = 0;

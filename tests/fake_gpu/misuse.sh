@@ -31,9 +31,10 @@ check "GATEFOLD_FAKE_GPU=0" nothing "" 'is a stand-in for tests'
 check "" one_branch_waits "$ok $broken" 'one_branch_waits.*: divergent barrier: thread .*cuh:11, .*cuh:14$'
 check "" some_leave_early "$ok $broken" 'divergent barrier: .*waits at .*cuh:20, .*has ended$'
 check "" lane_outside_its_mask "$ok $broken" 'the mask leaves out the calling lane'
-check "" trap "$ok $broken" '__trap\(\) at .*cuh:36 in thread \(5,0,0\) of block \(0,0,0\)$'
+check "" trap "$ok $broken" '__trap\(\) at .*cuh:37 in thread \(5,0,0\) of block \(0,0,0\)$'
 check "" unchecked_launch "cudaErrorLaunchFailure $broken" 'no cudaGetLastError after the launch of'
 check "" no_barrier "$ok poison: seen $ok $ok $ok" ''
+check "" no_barrier_below "$ok poison: seen $ok $ok $ok" ''
 check "GATEFOLD_FAKE_GPU_SEED=2" no_barrier "$ok poison: seen $ok $ok $ok" ''
 check "GATEFOLD_FAKE_GPU_DELAY_MS=5000" missing_wait "$ok $ok $ok $ok value: -1 $ok $ok $ok" ''
 check "" outside "$bad $bad $bad $bad $ok $ok" "${prefix}cudaMemcpy: destination leaves its allocation"
@@ -58,13 +59,15 @@ check "GATEFOLD_FAKE_GPU_DRIVER=12080" nothing "cudaMalloc: cudaErrorInsufficien
 check "GATEFOLD_FAKE_GPU_KERNELS=" nothing "cudaErrorInvalidDeviceFunction $ok $ok" 'has the kernel _ZN6misuse4fill'
 
 if [[ -z ${LD_PRELOAD-} ]]; then
+  check "GATEFOLD_FAKE_GPU_CLOSED=1" nothing "$ok $ok $ok" ''
+  check "GATEFOLD_FAKE_GPU_CLOSED=1" host_reads - 'the host reads or writes device memory'
   check "" write_past_shared "$ok $broken" 'wrote past its 40 bytes of dynamic shared memory'
   check "" one_too_many "$ok cudaErrorIllegalAddress cudaErrorIllegalAddress" 'wrote beside a device allocation of 256 bytes'
 else
-  check "" write_past_shared - 'misuse_kernels.cuh:41'
-  check "" one_too_many - 'misuse_kernels.cuh:47'
-  check "" after_free - 'heap-use-after-free|misuse_kernels.cuh:47'
-  check "" misaligned - 'misuse_kernels.cuh:52.*misaligned address'
+  check "" write_past_shared - 'misuse_kernels.cuh:42'
+  check "" one_too_many - 'misuse_kernels.cuh:48'
+  check "" after_free - 'heap-use-after-free|misuse_kernels.cuh:48'
+  check "" misaligned - 'misuse_kernels.cuh:53.*misaligned address'
 fi
 
 ((failures == 0))

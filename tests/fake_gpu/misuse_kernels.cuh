@@ -25,10 +25,11 @@ inline __global__ void lane_outside_its_mask(int* out) {
   out[threadIdx.x] = __shfl_sync(0x0000ffffU, 1, 0);
 }
 
-inline __global__ void no_barrier(int* out) {
+inline __global__ void no_barrier(int* out, int step) {
   __shared__ int values[64];
   values[threadIdx.x] = 1;
-  out[threadIdx.x] = values[63 - threadIdx.x];  // poison if the other hasn't run
+  const unsigned other = threadIdx.x + static_cast<unsigned>(step);
+  out[threadIdx.x] = other < 64 ? values[other] : 0;  // poison if that one hasn't run
 }
 
 inline __global__ void trap_at(int* out, unsigned thread) {

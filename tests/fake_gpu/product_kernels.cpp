@@ -1,5 +1,6 @@
-// The product's kernels for the stand-in libcudart: every instance that runtime/cuda_kernels.cu
-// starts. One that is missing here ends its first launch.
+// The product's kernels for the stand-in libcudart: every instance that the .cu files of
+// runtime/ start. One that is missing here ends its first launch.
+#include "runtime/cuda_expert_kernels.cuh"
 #include "runtime/cuda_kernels.cuh"
 
 namespace gatefold::cuda {
@@ -13,7 +14,8 @@ bool add(const char* name) {
 template <typename... Units>
 bool add_copies() {
   return add<&copy_pieces<Units>...>("copy_pieces") &&
-         add<&pack_weight_rows<Units>...>("pack_weight_rows");
+         add<&pack_weight_rows<Units>...>("pack_weight_rows") &&
+         add<&gather_rows<Units>...>("gather_rows");
 }
 
 template <ActivationKind... kinds>
@@ -33,12 +35,31 @@ bool add_sums() {
          add<&plain_gemm<dtypes>...>("plain_gemm");
 }
 
+template <DType... dtypes>
+bool add_experts() {
+  return add<&scale_rows<dtypes>...>("scale_rows") &&
+         add<&combine_rows<dtypes>...>("combine_rows") &&
+         add<&router_logits<dtypes, 1, true>...>("router_logits") &&
+         add<&router_logits<dtypes, 1, false>...>("router_logits") &&
+         add<&router_logits<dtypes, 2, true>...>("router_logits") &&
+         add<&router_logits<dtypes, 2, false>...>("router_logits");
+}
+
+template <Score... scores>
+bool add_choices() {
+  return add<&choose_experts<scores>...>("choose_experts");
+}
+
 [[maybe_unused]] const bool kAdded =
     add_copies<uint4, uint2, unsigned, unsigned short, unsigned char>() &&
     add_activations<ActivationKind::kIdentity, ActivationKind::kRelu, ActivationKind::kRelu2,
                     ActivationKind::kSilu, ActivationKind::kGeluExact, ActivationKind::kGeluTanh,
                     ActivationKind::kQuickGelu, ActivationKind::kClampedSwiglu>() &&
-    add_sums<DType::kF32, DType::kBf16, DType::kF16>() && add<&merge_tile>("merge_tile");
+    add_sums<DType::kF32, DType::kBf16, DType::kF16>() &&
+    add_experts<DType::kF32, DType::kBf16, DType::kF16>() &&
+    add_choices<Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid,
+                Score::kSigmoidOfChosen>() &&
+    add<&weigh_rows>("weigh_rows") && add<&merge_tile>("merge_tile");
 
 }  // namespace
 }  // namespace gatefold::cuda

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -69,25 +70,51 @@ long long setting(const std::string& name, long long fallback) {
   return value;
 }
 
-bool fault(std::string_view point) {
-  static std::mutex mutex;
-  static auto& calls = *new std::map<std::string, long long, std::less<>>;
-  const std::lock_guard lock(mutex);
-  const long long call = ++calls[std::string(point)];
-  const char* list = std::getenv("GATEFOLD_FAKE_GPU_FAIL");
+namespace {
+
+using Calls = std::map<std::string, long long, std::less<>>;
+
+Calls& calls() {
+  static auto& all = *new Calls;  // outlives whoever asks
+  return all;
+}
+
+/// Does the list in `variable` name this call of `point`?
+bool listed(const char* variable, std::string_view point, long long call) {
+  const char* list = std::getenv(variable);
   if (list == nullptr) return false;
   bool wanted = false;
   for_each_item(list, [&](std::string item) {
     if (const auto at = item.find('@'); at != std::string::npos) {
-      if (number(item.substr(at + 1), "GATEFOLD_FAKE_GPU_FAIL") != rank()) return;
+      if (number(item.substr(at + 1), variable) != rank()) return;
       item.resize(at);
     }
     const auto colon = item.find(':');
     if (item.substr(0, colon) != point) return;
     const std::string which = colon == std::string::npos ? "" : item.substr(colon + 1);
-    wanted = wanted || number(which, "GATEFOLD_FAKE_GPU_FAIL") == call;
+    wanted = wanted || number(which, variable) == call;
   });
+  if (wanted) {
+    complain("planted: " + std::string(point) + ":" + std::to_string(call) + " by " + variable);
+  }
   return wanted;
+}
+
+[[gnu::destructor]] void tell_calls() {
+  if (std::getenv("GATEFOLD_FAKE_GPU_COUNT") == nullptr) return;
+  for (const auto& [point, count] : calls())
+    complain("calls of " + point + ": " + std::to_string(count));
+}
+
+}  // namespace
+
+bool fault(std::string_view point) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const long long call = ++calls()[std::string(point)];
+  if (listed("GATEFOLD_FAKE_GPU_KILL", point, call)) std::raise(SIGKILL);
+  if (listed("GATEFOLD_FAKE_GPU_STOP", point, call)) std::raise(SIGSTOP);
+  return listed("GATEFOLD_FAKE_GPU_FAIL", point, call);
 }
 
 void complain(const std::string& text) {

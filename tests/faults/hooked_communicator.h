@@ -7,8 +7,9 @@
 
 namespace gatefold {
 
-/// A communicator whose exchanges go through a function: in a layer, the movement of the roots.
-class HookedCommunicator final : public Communicator {
+/// A communicator whose exchanges of tensors go through a function: in a layer, the movement of the
+/// roots, and of rows to their experts.
+class HookedCommunicator : public Communicator {
  public:
   using Exchange = std::function<void(Communicator& inner, std::span<const Transfer> sends,
                                       std::span<const Transfer> receives)>;
@@ -19,6 +20,7 @@ class HookedCommunicator final : public Communicator {
         exchange_(std::move(exchange)) {}
 
   std::string description() const override { return inner_.description(); }
+  Communicator& host() override { return inner_.host(); }
   void exchange(std::span<const Transfer> sends, std::span<const Transfer> receives) override {
     exchange_(inner_, sends, receives);
   }
@@ -30,6 +32,11 @@ class HookedCommunicator final : public Communicator {
   }
   void barrier() override { inner_.barrier(); }
   void all_reduce(float* data, std::int64_t count) override { inner_.all_reduce(data, count); }
+  void reduce_scatter_v(float* data, std::span<const std::int64_t> counts) override {
+    inner_.reduce_scatter_v(data, counts);
+  }
+  void wait() override { inner_.wait(); }
+  void reserve(std::int64_t bytes) override { inner_.reserve(bytes); }
   std::unique_ptr<Communicator> split(int color) override { return inner_.split(color); }
   std::unique_ptr<Communicator> split_by_host() override { return inner_.split_by_host(); }
 

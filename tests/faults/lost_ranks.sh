@@ -19,6 +19,7 @@ lost  "killed while groups are made"      3 137   "$ended(the start of MPI|set-u
 lost  "killed while loading"              3 137   "$ended$loading"                  "0|2"  GATEFOLD_FAULT=kill@loading "${work[@]}"
 lost  "killed before the exchange"        3 137   "$ended$forward"                  "0|2"  GATEFOLD_FAULT=kill@exchange "${work[@]}"
 lost  "killed in mid exchange"            3 137   "$ended"                          "0|2"  GATEFOLD_FAULT=kill@sent "${work[@]}"
+lost  "killed as it adds"                 3 137   "$ended"                          "0|2"  GATEFOLD_FAULT=kill@adding "${work[@]}"
 lost  "killed before MPI_Finalize"        3 137   ""                                ""     GATEFOLD_ALTER=kill:MPI_Finalize "${work[@]}"
 lost  "segmentation fault"                3 139   "$ended$forward"                  "0|2"  GATEFOLD_FAULT=segfault@exchange "${work[@]}"
 lost  "exit 0 while loading"              3 '!0'  "$ended$loading"                  "0|2"  GATEFOLD_FAULT=exit@loading "${work[@]}"
@@ -30,9 +31,10 @@ agreed "an exception while loading"       3 70    "gatefold: rank 1: |a planted 
 lost  "half a message"                    3 70    "a message from rank 1 has .* bytes instead" 0 GATEFOLD_FAULT=message_halved "${work[@]}"
 lost  "an exchange left out"              3 '!0'  "$silence|$ended|bytes instead"   "0|2"  GATEFOLD_FAULT=exchange_left_out "${work[@]}"
 # A stopped process is alive but silent: only the deadline tells.
-lost  "stopped before MPI_Init"           3 75    "$silence"                        0      GATEFOLD_ALTER=stop:MPI_Init_thread "${work[@]}"
+lost  "stopped before MPI_Init"           3 75    "$silence"                        "0|2"  GATEFOLD_ALTER=stop:MPI_Init_thread "${work[@]}"
 lost  "stopped while loading"             3 75    "$silence$loading|$ended"         "0|2"  GATEFOLD_FAULT=stop@loading "${work[@]}"
 lost  "stopped before the exchange"       3 75    "$silence$forward|$ended"         "0|2"  GATEFOLD_FAULT=stop@exchange "${work[@]}"
+lost  "stopped as it adds"                3 75    "no answer from rank 1 for 3 s in the sum of a node's ranks during the dist|$ended" "0|2" GATEFOLD_FAULT=stop@adding "${work[@]}"
 lost  "stopped before MPI_Finalize"       3 '!0'  "$silence|$ended"                 "0|2"  GATEFOLD_ALTER=stop:MPI_Finalize "${work[@]}"
 # mpirun lets the others live on, so that they have to end by themselves.
 #     what                               np codes pattern
@@ -41,12 +43,14 @@ alone "killed while groups are made"      3 "75|143" "$silence|$ended"          
 alone "killed while loading"              3 "75|143" "$silence$loading|$ended"      "0|2"  GATEFOLD_FAULT=kill@loading "${work[@]}"
 alone "killed before the exchange"        3 "75|143" "$silence$forward|$ended"      "0|2"  GATEFOLD_FAULT=kill@exchange "${work[@]}"
 alone "killed in mid exchange"            3 "75|143" "$silence$forward|$ended"      "0|2"  GATEFOLD_FAULT=kill@sent "${work[@]}"
+alone "killed as it adds"                 3 "75|143" "$silence$forward|$ended"      "0|2"  GATEFOLD_FAULT=kill@adding "${work[@]}"
 alone "exit 0 before the exchange"        3 "75|143" "$silence$forward|$ended"      "0|2"  GATEFOLD_FAULT=exit@exchange "${work[@]}"
 alone "stopped before the exchange"       3 "75|143" "$silence$forward|$ended"      "0|2"  GATEFOLD_FAULT=stop@exchange "${work[@]}"
 # The result is out by then, and the others end as they would have.
 alone "killed before MPI_Finalize"        3 "0|75|143" ""                           "0|2"  GATEFOLD_ALTER=kill:MPI_Finalize "${work[@]}"
 # Slow is not lost.
 agreed "asleep for half the deadline while loading"  3 0 "0 OK" GATEFOLD_FAULT=sleep@loading "${work[@]}" --timeout 3
+agreed "asleep for half the deadline as it adds"     3 0 "0 OK" GATEFOLD_FAULT=sleep@adding "${work[@]}" --timeout 3
 agreed "asleep for half the deadline in an exchange" 3 0 "0 OK" GATEFOLD_FAULT=sleep@exchange "${work[@]}" --timeout 3
 
 refuses lost  "a job that ends well"              3 137 "$ended" 0,2 GATEFOLD_FAULT=sleep@loading "${work[@]}"

@@ -5,7 +5,7 @@ set -euo pipefail
 # shellcheck source=tests/faults/driver.sh
 source "$(dirname "${BASH_SOURCE[0]}")/driver.sh"
 
-work=(-- verify --model "$model")
+work=(-- verify --model "$model" --comm mpi)
 fast=(-- verify --model "$model" --reduce fast)
 
 # Which call of the function fails on rank 1, and what names it where that isn't its own name.

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +18,8 @@
 // GATEFOLD_ALTER=<how>:<function>:<k>, the k-th call of that function on rank 1 (MPI_Isend: of
 // those with a payload, so that the sums themselves are hit and not the agreements around them):
 //   flip     the message goes out with one bit changed (MPI_Isend only)
+//   poke     the same with one number changed, by GATEFOLD_POKE=<bytes>:<offset>:<value>: of
+//            messages of just so many bytes the k-th has the int32 `value` at `offset`
 //   fail     the call does nothing but return MPI_ERR_OTHER
 //   kill, stop   the process is killed or stopped in place of the call (rename, too)
 //   wait     the call comes half a minute late
@@ -55,6 +58,24 @@ bool on_the_rank() {
   return rank != nullptr && std::atoi(rank) == order().rank;
 }
 
+struct Poke {
+  int bytes = 0;
+  int offset = 0;
+  std::int32_t value = 0;
+};
+
+const Poke& poke() {
+  static const Poke value = [] {
+    Poke read;
+    char colon = ':';
+    const char* text = std::getenv("GATEFOLD_POKE");
+    std::istringstream(text == nullptr ? "" : text) >> read.bytes >> colon >> read.offset >>
+        colon >> read.value;
+    return read;
+  }();
+  return value;
+}
+
 /// True for the call that the order names. The program makes no MPI call in two threads at once
 /// but MPI_Abort, which isn't altered.
 bool is_due(const char* function) {
@@ -68,21 +89,33 @@ bool is_due(const char* function) {
 
 /// True where the call is to fail.
 bool altered(const char* function) {
-  if (order().how == "flip" || !is_due(function)) return false;
+  if (order().how == "flip" || order().how == "poke" || !is_due(function)) return false;
   if (order().how == "kill") std::raise(SIGKILL);
   if (order().how == "stop") std::raise(SIGSTOP);
   if (order().how == "wait") std::this_thread::sleep_for(std::chrono::seconds(30));
   return order().how == "fail";
 }
 
-/// The message with its bit flipped: the highest of the mantissa of a float, the lowest but six of
-/// a bf16, both of which a sum that is rounded to bf16 shows. Lives as long as the process.
-const void* flipped(const void* data, int bytes) {
+/// A copy of the message that may be changed. Lives as long as the process.
+char* copied(const void* data, int bytes) {
   static std::vector<std::unique_ptr<char[]>> kept;
   kept.push_back(std::make_unique<char[]>(static_cast<std::size_t>(bytes)));
   char* copy = kept.back().get();
   std::memcpy(copy, data, static_cast<std::size_t>(bytes));
+  return copy;
+}
+
+/// The message with its bit flipped: the highest of the mantissa of a float, the lowest but six of
+/// a bf16, both of which a sum that is rounded to bf16 shows.
+const void* flipped(const void* data, int bytes) {
+  char* copy = copied(data, bytes);
   copy[2] = static_cast<char>(copy[2] ^ 0x40);
+  return copy;
+}
+
+const void* poked(const void* data, int bytes) {
+  char* copy = copied(data, bytes);
+  std::memcpy(copy + poke().offset, &poke().value, sizeof(poke().value));
   return copy;
 }
 
@@ -139,6 +172,8 @@ int MPI_Isend(const void* data, int count, MPI_Datatype type, int peer, int tag,
   const bool payload = bytes >= kPayloadBytes;
   if (payload && altered("MPI_Isend")) return MPI_ERR_OTHER;
   if (payload && order().how == "flip" && is_due("MPI_Isend")) data = flipped(data, bytes);
+  const bool named = order().how == "poke" && bytes == poke().bytes;
+  if (named && is_due("MPI_Isend")) data = poked(data, bytes);
   return PMPI_Isend(data, count, type, peer, tag, comm, request);
 }
 

@@ -44,7 +44,9 @@ void rotate_roots(Communicator& inner, Transfers sends, Transfers receives) {
 
 void send_half(Communicator& inner, Transfers sends, Transfers receives) {
   std::vector<Transfer> halves(sends.begin(), sends.end());
-  for (Transfer& t : halves) t.bytes /= 2;
+  for (Transfer& t : halves) {
+    if (t.peer != inner.rank()) t.bytes /= 2;
+  }
   inner.exchange(halves, receives);
 }
 

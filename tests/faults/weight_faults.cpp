@@ -67,20 +67,6 @@ std::string tensor_at(const FfnSpec& spec, const std::string& point) {
   return refs.at(point).value().name;
 }
 
-/// For 16-bit elements: without their sign they are in order as integers.
-HookedSource::Read flip_low_bit(const std::string& tensor) {
-  return [tensor, due = true](const TensorSource& inner, const std::string& name, Range rows,
-                              Range cols, std::byte* out) mutable {
-    inner.read(name, rows, cols, out);
-    if (name != tensor || !std::exchange(due, false)) return;
-    std::vector<std::uint16_t> values(static_cast<std::size_t>(rows.size() * cols.size()));
-    std::memcpy(values.data(), out, 2 * values.size());
-    const auto magnitude = [](std::uint16_t value) { return value & 0x7fff; };
-    const auto smallest = std::ranges::min_element(values, {}, magnitude);
-    out[2 * (smallest - values.begin())] ^= std::byte{1};
-  };
-}
-
 HookedSource::Read read_as_is() {
   return [](const TensorSource& inner, const std::string& name, Range rows, Range cols,
             std::byte* out) { inner.read(name, rows, cols, out); };
@@ -106,7 +92,7 @@ MakeRead weight_fault(const Fault& fault) {
   }
   if (fault.is("low_bit")) {
     return [fault](const FfnSpec& spec, Range, int rank) {
-      return rank == fault.rank ? flip_low_bit(tensor_at(spec, fault.point)) : read_as_is();
+      return rank == fault.rank ? flip_low_bit({tensor_at(spec, fault.point)}) : read_as_is();
     };
   }
   if (fault.is("bias_per_rank")) {
@@ -115,6 +101,20 @@ MakeRead weight_fault(const Fault& fault) {
     };
   }
   return {};
+}
+
+HookedSource::Read flip_low_bit(std::set<std::string> tensors) {
+  return
+      [tensors = std::move(tensors), due = true](const TensorSource& inner, const std::string& name,
+                                                 Range rows, Range cols, std::byte* out) mutable {
+        inner.read(name, rows, cols, out);
+        if (!tensors.contains(name) || !std::exchange(due, false)) return;
+        std::vector<std::uint16_t> values(static_cast<std::size_t>(rows.size() * cols.size()));
+        std::memcpy(values.data(), out, 2 * values.size());
+        const auto magnitude = [](std::uint16_t value) { return value & 0x7fff; };
+        const auto smallest = std::ranges::min_element(values, {}, magnitude);
+        out[2 * (smallest - values.begin())] ^= std::byte{1};
+      };
 }
 
 }  // namespace gatefold

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <set>
+#include <string>
 
 #include "layers/ffn_spec.h"
 #include "tests/faults/fault.h"
@@ -23,5 +25,9 @@ using MakeRead = std::function<HookedSource::Read(const FfnSpec& spec, Range col
 
 /// Empty where the fault isn't one of these. columns: the rank's own of the width I.
 MakeRead weight_fault(const Fault& fault);
+
+/// The smallest weight of the first piece that is read of one of these tensors has its lowest bit
+/// flipped. For 16-bit elements: without their sign they are in order as integers.
+HookedSource::Read flip_low_bit(std::set<std::string> tensors);
 
 }  // namespace gatefold

@@ -8,6 +8,7 @@ Requirements, as used for the files here (Python 3.11):
 
 Every family becomes OUT_DIR/FAMILY/{f32,bf16}/: a small sharded checkpoint with random
 weights, and golden.safetensors with x and y.N = MLP of layer N applied to x, in float32.
+Mixtures of experts (moe_golden.py) have ids.N and weights.N too.
 The written files are then checked twice: reloaded with from_pretrained, and recomputed in
 float64 numpy from the raw files with formulas that share nothing with transformers.
 """
@@ -18,6 +19,7 @@ import pathlib
 import shutil
 import sys
 
+import moe_golden as moe
 import numpy as np
 import safetensors
 import torch
@@ -105,10 +107,14 @@ def sort_metadata(path):
     path.write_bytes(raw[:8] + text + raw[8 + size:])
 
 
-def write(model, x, out, dtype, meta):
+def write(model, x, out, dtype, meta, forward=forward, **options):
     """Save the checkpoint in `dtype`; goldens are a float32 forward of the weights as saved."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     stored = copy.deepcopy(model).to(dtype)
-    stored.save_pretrained(out, max_shard_size=13 * HIDDEN * INTER * dtype.itemsize // 5)
+    for buffer, exact in zip(stored.buffers(), model.buffers()):
+        buffer.data = exact.clone()  # correction biases stay float32, as published
+    stored.save_pretrained(out, max_shard_size=13 * HIDDEN * INTER * dtype.itemsize // 5, **options)
     (out / "generation_config.json").unlink(missing_ok=True)
     y = forward(stored.to(torch.float32), x)
     save_file({"x": x, **y}, out / "golden.safetensors", metadata={**meta, "weights": str(dtype)[6:]})
@@ -117,6 +123,8 @@ def write(model, x, out, dtype, meta):
         path.chmod(0o644)
 
     reloaded = type(model).from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+    if forward is moe.forward:
+        reloaded.set_experts_implementation("eager")
     for name, value in forward(reloaded, x).items():
         assert torch.equal(value, y[name]), (out, name)
 
@@ -131,6 +139,7 @@ def read(path):
         if name != "__metadata__":
             part = data[slice(*t["data_offsets"])]
             flat = {"F32": lambda: np.frombuffer(part, "<f4"),
+                    "I32": lambda: np.frombuffer(part, "<i4"),
                     "BF16": lambda: (np.frombuffer(part, "<u2").astype(np.uint32) << 16).view(np.float32)}[t["dtype"]]()
             tensors[name] = flat.reshape(t["shape"]).astype(np.float64)
     return tensors
@@ -171,12 +180,18 @@ def by_hand(family, w, n, x):
     return linear(p + "down_proj", act(z) * up), z
 
 
-def check(family, out):
+def read_checkpoint(out):
+    """(all weights by name, name of each one's file, number of files)."""
     index = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
     shards = {name: read(out / name) for name in set(index.values())}
     assert len(shards) >= 3, (out, len(shards))
     weights = {name: shards[shard][name] for name, shard in index.items()}
     assert sum(map(len, shards.values())) == len(weights)
+    return weights, index, len(shards)
+
+
+def check(family, out):
+    weights, index, shards = read_checkpoint(out)
     golden = read(out / "golden.safetensors")
     apart = [n for n in range(LAYERS) for p in index if p.endswith(f"layers.{n}.mlp.gate_proj.weight")
              and index[p] != index[p.replace("gate_proj", "up_proj")]]
@@ -186,7 +201,56 @@ def check(family, out):
         assert error <= TOLERANCE, (out, n, error)
         assert 0.3 < y.std() < 5 and 0.3 < (z > 0).mean() < 0.7, (out, n, y.std(), (z > 0).mean())
         print(f"{family:12}{out.name:5} layer {n}  error {error:.1e}  std {y.std():.2f}  max {np.abs(y).max():5.2f}  "
-              f"gates open {(z > 0).mean():.2f}  shards {len(shards)}  gate and up apart in layers {apart}")
+              f"gates open {(z > 0).mean():.2f}  shards {shards}  gate and up apart in layers {apart}")
+
+
+# ---- mixtures of experts ----
+
+def recomputed(family, out):
+    """(by hand, golden) of every layer."""
+    weights, _, _ = read_checkpoint(out)
+    golden = read(out / "golden.safetensors")
+    config = json.loads((out / "config.json").read_text())
+    layers = sum(name.startswith("y.") for name in golden)
+    return [moe.by_hand(moe.base(family), config, weights, n, golden["x"]) for n in range(layers)], golden
+
+
+def check_moe(family, out):
+    layers, golden = recomputed(family, out)
+    for n, (y, ids, weights, gaps) in enumerate(layers):
+        error = np.abs(y - golden[f"y.{n}"]).max() / np.abs(y).max()
+        assert error <= TOLERANCE and 0.2 < y.std() < 10, (out, n, error, y.std())
+        line = f"{family:20}{out.name:5} layer {n}  error {error:.1e}  std {y.std():.2f}"
+        if ids is not None:
+            assert (ids == golden[f"ids.{n}"]).all() and gaps.min() > moe.GAP, (out, n, gaps.min())
+            off = np.abs(weights - golden[f"weights.{n}"]).max() / weights.max()
+            assert off <= TOLERANCE, (out, n, off)
+            line += f"  weights {off:.1e}  gap {gaps.min():.4f}  rows {np.bincount(ids.astype(int).ravel())}"
+        print(line)
+
+
+def make_moe(family, out, meta):
+    seed = moe.SEED + list(moe.FAMILIES).index(moe.base(family))
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = moe.FAMILIES[family]().to(torch.float32).eval()
+    model.set_experts_implementation("eager")
+    moe.reinitialise(model, generator)
+    x = torch.randn(4 * moe.TOKENS, moe.HIDDEN, generator=generator).to(torch.bfloat16).to(torch.float32)
+    meta = {**meta, "family": family, "seed": str(seed), "experts_implementation": "eager"}
+
+    for dtype in (torch.float32, torch.bfloat16) if family in moe.F32_TOO else (torch.bfloat16,):
+        target = out / {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
+
+        def write_for(x):
+            write(model, x, target, dtype, meta, moe.forward, save_original_format=family not in moe.FUSED)
+
+        write_for(x)  # once with more tokens than wanted, to find those far from ties
+        gaps = np.min([layer[3] for layer in recomputed(family, target)[0]], axis=0)
+        far = torch.from_numpy(gaps > moe.GAP).nonzero().flatten()[:moe.TOKENS]
+        assert len(far) == moe.TOKENS, (family, len(far))
+        write_for(x[far])
+        check_moe(family, target)
 
 
 @torch.no_grad()
@@ -206,10 +270,11 @@ def main():
         x = torch.randn(TOKENS, HIDDEN, generator=generator).to(torch.bfloat16).to(torch.float32)
         for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
             target = out / family / name
-            shutil.rmtree(target, ignore_errors=True)
-            target.mkdir(parents=True)
             write(model, x, target, dtype, {**meta, "family": family, "seed": str(seed)})
             check(family, target)
+    for family in moe.FAMILIES:
+        if not sys.argv[2:] or family in sys.argv[2:]:
+            make_moe(family, out / family, meta)
 
 
 if __name__ == "__main__":

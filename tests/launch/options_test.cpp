@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 using ::testing::Pair;
 
 ParseResult parse(const std::vector<std::string>& arguments) {
@@ -67,8 +68,9 @@ TEST(Options, ABadValueOfAnyOptionIsRefusedWithTheReason) {
       {{"--tp="}, "no value"},
       {{"--tp"}, "no value"},
       {{"--tp", "--seed", "3"}, "--tp has no value"},
-      {{"--ep", "2"}, "experts come with MoE models"},
       {{"--ep", "0"}, "the least is 1"},
+      {{"--expert-blocks", "0"}, "the least is 1"},
+      {{"--dispatcher", "allreduce"}, "valid: alltoall, allgather"},
       {{"--tokens", "0"}, "the least is 1"},
       {{"--tokens", "-5"}, "the least is 1"},
       {{"--tokens", "9223372036854775808"}, "out of range"},
@@ -140,6 +142,11 @@ TEST(Options, EveryNumberGoesFromItsLeastToItsMost) {
       {bench("--iterations"), "0", "1", "1000000", "1000001"},
       {bench("--warmup"), "-1", "0", "1000000", "1000001"},
       {with(make, "--shards"), "0", "1", "99999", "100000"},
+      {{"make-model", "--from-dense", "d", "--copy", "--output", "o", "--experts"},
+       "0",
+       "1",
+       "1024",
+       "1025"},
   };
   for (const Bounds& row : table) {
     expect_refused({with(row.line, row.below), "the least is "});
@@ -179,6 +186,19 @@ TEST(Options, ALineThatMakesNoSenseAsAWholeIsRefused) {
       {{"run", "--model", "m", "--ablate", "3,5,3"}, "names 3 twice"},
       {{"make-model", "--output", "d"}, "no config"},
       {{"make-model", "--config", "c"}, "no output"},
+      {{"make-model", "--from-dense", "d", "--experts", "8", "--split"}, "no output"},
+      {{"make-model", "--from-dense", "d", "--config", "c"}, "both given"},
+      {{"make-model", "--from-dense", "d", "--split"}, "without --experts"},
+      {{"make-model", "--from-dense", "d", "--experts", "8"}, "neither --split nor --copy"},
+      {{"make-model", "--from-dense", "d", "--experts", "8", "--split", "--copy"},
+       "--split and --copy"},
+      {{"make-model", "--config", "c", "--experts", "8"}, "--experts without --from-dense"},
+      {{"make-model", "--config", "c", "--copy"}, "--copy without --from-dense"},
+      {{"make-model", "--from-dense", "d", "--experts", "8", "--copy", "--seed", "0", "--output",
+        "o"},
+       "--seed and --from-dense"},
+      {{"make-model", "--config", "c", "--output", "o", "--layout", "S3"},
+       "valid: per-expert, stacked, stacked-transposed, stacked-alternating"},
   };
   for (const BadLine& line : lines) expect_refused(line);
 }
@@ -192,6 +212,7 @@ TEST(Options, AnOptionOfAnotherCommandIsRefusedByName) {
       {{"bench", "--model", "m", "--ablate", "3"}, "bench does not take --ablate"},
       {{"bench", "--model", "m", "--output", "f"}, "bench does not take --output"},
       {{"run", "--model", "m", "--shards", "3"}, "run does not take --shards"},
+      {{"verify", "--model", "m", "--from-dense", "d"}, "verify does not take --from-dense"},
       {{"make-model", "--model", "m", "--output", "d"}, "make-model does not take --model"},
       {{"make-model", "--config", "c", "--output", "d", "--tokens", "5"},
        "make-model does not take --tokens"},
@@ -203,7 +224,8 @@ TEST(Options, AnOptionOfAnotherCommandIsRefusedByName) {
        "make-model does not take --blocks"},
       {{"make-model", "--config", "c", "--output", "d", "--device", "cpu"},
        "make-model does not take --device"},
-      {{"bench", "--model", "m", "--reduce", "fast"}, "bench does not take --reduce"},
+      {{"verify", "--model", "m", "--dp", "2"}, "verify does not take --dp"},
+      {{"inspect", "--model", "m", "--scaling", "weak"}, "inspect does not take --scaling"},
   };
   for (const BadLine& line : lines) expect_refused(line);
 }
@@ -238,6 +260,10 @@ TEST(Options, EveryOptionArrives) {
                                     "4",
                                     "--ep",
                                     "1",
+                                    "--expert-blocks",
+                                    "2",
+                                    "--dispatcher",
+                                    "allgather",
                                     "--device",
                                     "cpu",
                                     "--comm",
@@ -287,13 +313,17 @@ TEST(Options, EveryOptionArrives) {
   EXPECT_THAT(
       o.echo(),
       ElementsAre(Pair("command", "run"), Pair("model", ""), Pair("config", "c.json"),
+                  Pair("machine", "false"), Pair("from-dense", ""), Pair("experts", "none"),
+                  Pair("split", "false"), Pair("copy", "false"), Pair("layout", "family"),
                   Pair("set", "hidden_size=8 a=b=c"), Pair("layers", "7,0-3"), Pair("tokens", "6"),
                   Pair("input", ""), Pair("sequence-length", "3"), Pair("token-split", "5,1"),
                   Pair("dtype", "f16"), Pair("ablate", "275,300"), Pair("tp", "4"), Pair("ep", "1"),
-                  Pair("device", "cpu"), Pair("comm", "mpi"), Pair("reduce", "fast"),
-                  Pair("blocks", "16"), Pair("threads", "2"), Pair("seed", "18446744073709551615"),
-                  Pair("timeout", "1.5"), Pair("output", "y"), Pair("json", "j"), Pair("csv", "c"),
-                  Pair("shards", "1"), Pair("iterations", "20"), Pair("warmup", "3"),
+                  Pair("dp", "auto"), Pair("device", "cpu"), Pair("comm", "mpi"),
+                  Pair("reduce", "fast"), Pair("blocks", "16"), Pair("expert-blocks", "2"),
+                  Pair("dispatcher", "allgather"), Pair("routing", "router"), Pair("threads", "2"),
+                  Pair("seed", "18446744073709551615"), Pair("timeout", "1.5"), Pair("output", "y"),
+                  Pair("json", "j"), Pair("csv", "c"), Pair("shards", "1"),
+                  Pair("scaling", "strong"), Pair("iterations", "20"), Pair("warmup", "3"),
                   Pair("hot", "false"), Pair("no-check", "false"), Pair("quiet", "false"),
                   Pair("verbose", "true"), Pair("dry-run", "true")));
 }
@@ -310,6 +340,104 @@ TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
   const ParseResult made = parse({"make-model", "--config", "c", "--output", "d", "--shards", "3"});
   ASSERT_TRUE(made.options) << made.text;
   EXPECT_EQ(made.options->shards, 3);
+  const ParseResult experts =
+      parse({"make-model", "--from-dense", "m", "--experts", "8", "--split", "--output", "d"});
+  ASSERT_TRUE(experts.options) << experts.text;
+  EXPECT_EQ(experts.options->from_dense, "m");
+  EXPECT_EQ(experts.options->experts, 8);
+  EXPECT_TRUE(experts.options->split);
+  EXPECT_FALSE(experts.options->copy);
+  EXPECT_FALSE(experts.options->layout);
+  const ParseResult stacked =
+      parse({"make-model", "--config", "c", "--output", "d", "--layout", "stacked"});
+  ASSERT_TRUE(stacked.options) << stacked.text;
+  EXPECT_EQ(stacked.options->layout, ExpertLayout::kStacked);
+}
+
+TEST(Options, BenchTakesListsAndRanges) {
+  const ParseResult result = parse({"bench",
+                                    "--config",
+                                    "a",
+                                    "--config",
+                                    "b",
+                                    "--tokens",
+                                    "1,8-64:x2,100-121:+10",
+                                    "--tp",
+                                    "1,2",
+                                    "--ep",
+                                    "4",
+                                    "--dp",
+                                    "2,1",
+                                    "--reduce",
+                                    "fast,exact",
+                                    "--dispatcher",
+                                    "allgather,alltoall",
+                                    "--dtype",
+                                    "bf16,f32",
+                                    "--scaling",
+                                    "weak"});
+  ASSERT_TRUE(result.options) << result.text;
+  const Options& o = *result.options;
+  EXPECT_THAT(o.sweep.configs, ElementsAre("a", "b"));
+  EXPECT_THAT(o.sweep.tokens, ElementsAre(1, 8, 16, 32, 64, 100, 110, 120));
+  EXPECT_THAT(o.sweep.tp, ElementsAre(1, 2));
+  EXPECT_THAT(o.sweep.ep, ElementsAre(4));
+  EXPECT_THAT(o.sweep.dp, ElementsAre(2, 1));
+  EXPECT_THAT(o.sweep.reduces, ElementsAre(Reduce::kFast, Reduce::kExact));
+  EXPECT_THAT(o.sweep.dispatchers, ElementsAre(Dispatcher::kAllGather, Dispatcher::kAllToAll));
+  EXPECT_THAT(o.sweep.dtypes, ElementsAre(DType::kBf16, DType::kF32));
+  EXPECT_EQ(o.scaling, Scaling::kWeak);
+  EXPECT_THAT(o.echo(),
+              IsSupersetOf({Pair("config", "a b"), Pair("tokens", "1,8,16,32,64,100,110,120"),
+                            Pair("tp", "1,2"), Pair("reduce", "fast,exact"),
+                            Pair("dispatcher", "allgather,alltoall"), Pair("dtype", "bf16,f32"),
+                            Pair("scaling", "weak")}));
+}
+
+TEST(Options, ARangeThatIsNoneAndAListElsewhereAreRefused) {
+  const std::vector<BadLine> lines = {
+      {{"--tokens", "8-64"}, "how far apart its numbers are is missing"},
+      {{"--tokens", "8-64:2"}, "after the colon comes x or +"},
+      {{"--tokens", "8-64:"}, "after the colon comes x or +"},
+      {{"--tokens", "8:x2"}, "its end is missing"},
+      {{"--tokens", "64-8:x2"}, "it runs backwards"},
+      {{"--tokens", "8-64:x1"}, "the least is 2"},
+      {{"--tokens", "8-64:+0"}, "the least is 1"},
+      {{"--tokens", "0-64:x2"}, "the least is 1"},
+      {{"--tokens", "8-64:x"}, "a number is missing"},
+      {{"--tokens", "8-64:x2:x2"}, "':x2' is left over"},
+      {{"--tokens", "-8-64:x2"}, "the least is 1"},
+      {{"--tokens", "8,8"}, "names 8 twice"},
+      {{"--tokens", "8-64:x2,32"}, "names 32 twice"},
+      {{"--tokens", "1-2147483648:+1"}, "more than 1000 numbers"},
+      {{"--tokens", "1,,2"}, "empty entry"},
+      {{"--tp", "1,two"}, "not a whole number"},
+      {{"--reduce", "exact,exact"}, "names exact twice"},
+      {{"--reduce", "exact,quick"}, "valid: exact, fast"},
+      {{"--tokens", "1,2", "--token-split", "1"}, "--token-split with several points"},
+      {{"--token-split", "1", "--scaling", "weak"}, "--token-split with --scaling weak"},
+      {{"--input", "f", "--scaling", "weak"}, "--input with --scaling weak"},
+      {{"--tokens", "48,50", "--sequence-length", "16"}, "doesn't divide 50 tokens"},
+      {{"--scaling", "strong,weak"}, "valid: strong, weak"},
+  };
+  for (BadLine line : lines) {
+    line.arguments.insert(line.arguments.begin(), {"bench", "--model", "m"});
+    expect_refused(line);
+  }
+  for (const char* option : {"--tokens", "--tp", "--ep"}) {
+    expect_refused({{"verify", "--model", "m", option, "1,2"}, "only bench takes several values"});
+    expect_refused({{"verify", "--model", "m", option, "8-64:x2"}, "is left over"});
+  }
+  expect_refused({{"run", "--model", "m", "--reduce", "exact,fast"}, "only bench takes several"});
+  expect_refused({{"verify", "--model", "m", "--dtype", "f32,f16"}, "only bench takes several"});
+  expect_refused({{"verify", "--config", "c", "--config", "d"}, "given 2 times"});
+}
+
+TEST(Options, ARangeEndsBeforeItsNumbersOverflow) {
+  const ParseResult result =
+      parse({"bench", "--config", "c", "--tokens", "1-2147483648:x2147483647"});
+  ASSERT_TRUE(result.options) << result.text;
+  EXPECT_THAT(result.options->sweep.tokens, ElementsAre(1, 2147483647));
 }
 
 TEST(Options, DefaultsAreThoseOfTheManual) {
@@ -360,6 +488,57 @@ TEST(Options, TheEchoNamesEveryOptionOnceInAFixedOrder) {
   }
 }
 
+TEST(Options, TheMachineIsMeasuredWithoutAModel) {
+  const ParseResult machine =
+      parse({"bench", "--machine", "--iterations", "5", "--device", "cpu", "--comm", "mpi",
+             "--threads", "1", "--warmup", "0", "--timeout", "9", "--quiet", "--json", "j"});
+  ASSERT_TRUE(machine.options) << machine.text;
+  EXPECT_TRUE(machine.options->machine);
+  for (const auto& [name, value] : machine.options->echo()) {
+    EXPECT_TRUE(name != "config" && name != "tokens" && name != "tp") << name;
+  }
+  for (const std::vector<std::string>& more :
+       std::vector<std::vector<std::string>>{{"--model", "m"},
+                                             {"--config", "c"},
+                                             {"--tokens", "8"},
+                                             {"--tp", "2"},
+                                             {"--dtype", "f32"},
+                                             {"--seed", "1"},
+                                             {"--hot"},
+                                             {"--no-check"},
+                                             {"--dry-run"}}) {
+    std::vector<std::string> arguments = {"bench", "--machine"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ParseResult refused = parse(arguments);
+    EXPECT_EQ(refused.exit_code, 64);
+    EXPECT_THAT(refused.text, HasSubstr("bench --machine does not take " + more.front()));
+  }
+  EXPECT_THAT(parse({"verify", "--machine"}).text, HasSubstr("verify does not take --machine"));
+  EXPECT_THAT(parse({"bench"}).text, HasSubstr("no model"));
+}
+
+TEST(Options, ARoutingIsAKnownPatternWithAWholeNumber) {
+  const auto routed = [](const std::string& value) {
+    return parse({"bench", "--config", "c", "--input", "x", "--routing", value});
+  };
+  for (const char* good :
+       {"router", "uniform", "zipf:0", "zipf:1.25", "zipf:16", "one-hot", "file"}) {
+    const ParseResult result = routed(good);
+    ASSERT_TRUE(result.options) << result.text;
+    EXPECT_THAT(result.options->echo(), ::testing::Contains(Pair("routing", good)));
+  }
+  for (const char* bad : {"zipf", "zipf:", "zipf:-1", "zipf:17", "zipf:x", "zipf:1x", "zipf:nan",
+                          "Uniform", "uniform:1", "file:f", "random"}) {
+    const ParseResult result = routed(bad);
+    EXPECT_EQ(result.exit_code, 64) << bad;
+    EXPECT_THAT(result.text, HasSubstr(std::string("--routing '") + bad + "'"));
+  }
+  EXPECT_THAT(parse({"bench", "--config", "c", "--routing", "file"}).text,
+              HasSubstr("--routing file without --input"));
+  EXPECT_THAT(parse({"verify", "--config", "c", "--routing", "uniform"}).text,
+              HasSubstr("verify does not take --routing"));
+}
+
 TEST(Options, HelpAndVersionAreNoErrors) {
   const ParseResult version = parse({"--version"});
   EXPECT_EQ(version.exit_code, 0);
@@ -377,8 +556,8 @@ TEST(Options, ACommandsHelpListsItsOwnOptionsOnly) {
                                      "--seed",   "--timeout", "--json",   "--csv",
                                      "--quiet",  "--verbose", "--dry-run"};
   const std::set<std::string> with_tokens = {
-      "--model", "--tokens", "--input", "--sequence-length", "--token-split", "--tp",
-      "--ep",    "--device", "--comm",  "--blocks",          "--threads"};
+      "--model",  "--tokens", "--input",  "--sequence-length", "--token-split", "--tp",     "--ep",
+      "--device", "--comm",   "--blocks", "--expert-blocks",   "--dispatcher",  "--threads"};
   struct Own {
     std::string command;
     bool takes_tokens;
@@ -387,9 +566,14 @@ TEST(Options, ACommandsHelpListsItsOwnOptionsOnly) {
   const Own commands[] = {
       {"verify", true, {"--reduce"}},
       {"run", true, {"--reduce", "--ablate", "--output"}},
-      {"bench", true, {"--iterations", "--warmup", "--hot", "--no-check"}},
+      {"bench",
+       true,
+       {"--reduce", "--dp", "--scaling", "--iterations", "--warmup", "--hot", "--no-check",
+        "--machine", "--routing"}},
       {"inspect", true, {"--reduce"}},
-      {"make-model", false, {"--output", "--shards"}},
+      {"make-model",
+       false,
+       {"--output", "--shards", "--from-dense", "--experts", "--split", "--copy", "--layout"}},
   };
   for (const Own& own : commands) {
     std::set<std::string> expected = all;

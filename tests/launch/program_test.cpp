@@ -1,10 +1,17 @@
 // Runs the program itself, alone and under mpirun, and looks at what it prints and ends with.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "layers/seeded_source.h"
+#include "runtime/checkpoint.h"
+#include "runtime/device.h"
 #include "tests/launch/program_testing.h"
 
 namespace gatefold {
@@ -20,7 +27,9 @@ std::string gpt2() { return "--config " + kSource + "/configs/gpt2.json"; }
 TEST_F(Program, HelpAndVersionArePrintedOnceAndEndWell) {
   for (const Outcome& outcome : {alone("--version"), on_ranks(3, "--version")}) {
     EXPECT_EQ(outcome.code, 0);
-    EXPECT_THAT(outcome.out, ::testing::MatchesRegex("gatefold [0-9.]+\n"));
+    EXPECT_THAT(outcome.out, ::testing::MatchesRegex(
+                                 "gatefold [0-9.]+\nMPI     [^\n]*[0-9][^\n]*\noneDNN  [^\n]+\n"
+                                 "CUDA    [^\n]+\nNCCL    [^\n]+\nfound   [^\n]+\n"));
   }
   EXPECT_EQ(alone("verify --bogus --help").code, 64);
   EXPECT_THAT(alone("run --help").out, HasSubstr("--ablate LIST"));
@@ -53,6 +62,12 @@ TEST_F(Program, AnErrorOfTheSetUpIsPrintedOnceWithItsCode) {
   expect_one_complaint(alone("run " + gpt2() + " --ablate 3072"), 64, "use 0 to 3071");
   expect_one_complaint(alone("inspect " + gpt2() + " --layers 12"), 64, "0-11");
   expect_one_complaint(alone("inspect " + gpt2() + " --tp 9"), 64, "--blocks 8");
+}
+
+TEST_F(Program, AGpuThatIsNotThereEndsEveryRank) {
+  if (visible_cuda_devices().count > 0) GTEST_SKIP() << "this machine has a GPU";
+  expect_one_complaint(on_ranks(3, "verify " + gpt2() + " --device cuda"), 69, "use --device cpu");
+  expect_one_complaint(on_ranks(3, "verify " + gpt2() + " --comm nccl"), 69, "use --comm mpi");
 }
 
 TEST_F(Program, AnOutputThatCantBeWrittenIsRefusedBeforeAnyWork) {
@@ -141,7 +156,7 @@ TEST_F(Program, MoreTokensThanCanBeCountedOrHeldAreRefusedBeforeTheyAreMade) {
                        "18014398501093376 bytes (this machine has");
 }
 
-TEST_F(Program, BenchSaysWhetherItComparedAnything) {
+TEST_F(Program, BenchComparesEveryPointUnlessToldNotTo) {
   const std::string bench =
       "bench --quiet --iterations 1 --warmup 0 --tokens 3 --model " + kFixture;
   const std::string json = " --json " + path("report.json");
@@ -150,8 +165,8 @@ TEST_F(Program, BenchSaysWhetherItComparedAnything) {
   };
   const Outcome one = alone(bench + json);
   EXPECT_EQ(one.code, 0) << one.error;
-  EXPECT_THAT(one.out, HasSubstr("Out of bounds values : not checked (one rank"));
-  EXPECT_EQ(wrong(), "-");
+  EXPECT_THAT(one.out, HasSubstr("Out of bounds values : 0 OK"));
+  EXPECT_EQ(wrong(), 0);
   const Outcome two = on_ranks(2, bench + json);
   EXPECT_EQ(two.code, 0) << two.error;
   EXPECT_THAT(two.out, HasSubstr("Out of bounds values : 0 OK"));
@@ -160,6 +175,98 @@ TEST_F(Program, BenchSaysWhetherItComparedAnything) {
   EXPECT_EQ(unchecked.code, 0) << unchecked.error;
   EXPECT_THAT(unchecked.out, HasSubstr("Out of bounds values : not checked (--no-check)"));
   EXPECT_EQ(wrong(), "-");
+}
+
+/// The fields of a CSV line, without the quotes around those that hold commas.
+std::vector<std::string> csv_fields(const std::string& line) {
+  std::vector<std::string> fields(1);
+  bool quoted = false;
+  for (const char c : line) {
+    if (c == '"') {
+      quoted = !quoted;
+    } else if (c == ',' && !quoted) {
+      fields.emplace_back();
+    } else {
+      fields.back() += c;
+    }
+  }
+  return fields;
+}
+
+TEST_F(Program, BenchsTableCsvAndJsonSayTheSame) {
+  const Outcome outcome =
+      on_ranks(3,
+               "bench --iterations 2 --warmup 0 --hot --verbose --tokens 1,3-6:x2 --tp 1-3:+1 "
+               "--reduce exact,fast --model " +
+                   kFixture + " --csv " + path("bench.csv") + " --json " + path("bench.json"));
+  ASSERT_EQ(outcome.code, 0) << outcome.error;
+  const auto json = nlohmann::ordered_json::parse(content_of(path("bench.json")));
+  ASSERT_EQ(json["rows"].size(), 3U * 3U * 2U);
+  std::istringstream csv(content_of(path("bench.csv")));
+  std::string line;
+  std::getline(csv, line);
+  std::vector<std::string> names;
+  for (const auto& item : json["rows"][0].items()) names.push_back(item.key());
+  EXPECT_EQ(line, fmt::format("{}", fmt::join(names, ",")));
+  const std::string table = outcome.out.substr(outcome.out.find("#\n"));
+  for (const auto& row : json["rows"]) {
+    std::getline(csv, line);
+    const std::vector<std::string> fields = csv_fields(line);
+    ASSERT_EQ(fields.size(), names.size());
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (row[names[i]].is_number()) {
+        EXPECT_EQ(std::stod(fields[i]), row[names[i]].get<double>()) << names[i];
+      } else {
+        EXPECT_EQ(fields[i], row[names[i]].get<std::string>()) << names[i];
+      }
+    }
+    EXPECT_EQ(row["wrong"], 0);
+    EXPECT_THAT(table, HasSubstr(fmt::format(" {:.1f} ", row["time_us"].get<double>())));
+    EXPECT_EQ(row["busbw_gb_per_s"] == 0, row["ranks"] == 1) << row;
+  }
+  EXPECT_FALSE(std::getline(csv, line));
+  for (const std::string& text : {outcome.out, content_of(path("bench.csv"))}) {
+    for (const char* bad : {"inf", "nan", "-0,", "-0.0", " -0 "}) {
+      EXPECT_THAT(text, Not(HasSubstr(bad)));
+    }
+  }
+  EXPECT_EQ(json["options"]["tp"], "1,2,3");
+  EXPECT_EQ(json["options"]["tokens"], "1,3,6");
+  EXPECT_EQ(json["environment"]["points"], "9 of 9");
+  for (const char* name : {"hosts", "cpu", "cores", "revision", "scaling"}) {
+    EXPECT_TRUE(json["environment"].contains(name)) << name;
+  }
+}
+
+TEST_F(Program, APointThatCantBeIsSkippedAndNoneLeftIsRefused) {
+  const std::string bench = "bench --iterations 1 --warmup 0 --hot --tokens 2 --model " + kFixture;
+  const Outcome some = on_ranks(2, bench + " --tp 1,2,4");
+  EXPECT_EQ(some.code, 0) << some.error;
+  EXPECT_THAT(some.out, HasSubstr("# skipped: tp 4 on 4 ranks (it takes 4 ranks of 2)"));
+  expect_one_complaint(on_ranks(2, bench + " --tp 4"), 64, "it takes 4 ranks of 2");
+  expect_one_complaint(on_ranks(2, bench + " --ep 2"), 64, "the model's layers are dense");
+}
+
+TEST_F(Program, ABenchThatIsToldToEndLeavesThePointsThatAreFinished) {
+  // A point has fewer passes than a signal takes to come, the sweep more points.
+  const Outcome outcome = shell(
+      kProgram +
+      " bench --iterations 1 --warmup 0 --hot --threads 1 --device cpu --tokens 1-900:+1" +
+      " --model " + kFixture + " --csv " + path("bench.csv") + " --json " + path("bench.json") +
+      " & job=$!\nfor i in {1..300}; do sleep 0.1; [[ $(wc -l 2>/dev/null <" + path("bench.csv") +
+      ") -gt 3 ]] && break; done\nkill -TERM $job; wait $job");
+  EXPECT_EQ(outcome.code, 143) << outcome.error;
+  std::istringstream csv(content_of(path("bench.csv")));
+  std::size_t lines = 0;
+  std::size_t columns = 0;
+  for (std::string line; std::getline(csv, line); ++lines) {
+    if (lines == 0) columns = csv_fields(line).size();
+    EXPECT_EQ(csv_fields(line).size(), columns) << line;
+  }
+  EXPECT_GT(lines, 3U);
+  const auto json = nlohmann::json::parse(content_of(path("bench.json")));
+  EXPECT_GE(json["rows"].size(), 3U);
+  EXPECT_THAT(json["environment"]["points"].get<std::string>(), HasSubstr(" of 900"));
 }
 
 TEST_F(Program, InspectCountsGatesInEveryLayerByDefault) {
@@ -358,6 +465,42 @@ TEST_F(Program, AMadeModelHasItsFamilysNamesShapesAndFiles) {
   EXPECT_EQ(config["n_embd"], 24);
   EXPECT_EQ(config["dtype"], "float16");
   EXPECT_EQ(alone("verify --quiet --model " + made).code, 0);
+}
+
+TEST_F(Program, AMadeMixtureHoldsItsSeededWeightsWhateverTheLayout) {
+  const std::map<std::string, std::string> configs = {
+      {"mixtral", R"("intermediate_size": 24, "num_local_experts": 5)"},
+      {"qwen3_5_moe", R"("moe_intermediate_size": 24, "num_experts": 5,
+                         "shared_expert_intermediate_size": 8)"},
+      {"gpt_oss", R"("intermediate_size": 24, "num_local_experts": 5)"},
+      {"deepseek_v3", R"("intermediate_size": 8, "moe_intermediate_size": 24, "n_routed_experts": 5,
+                         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0)"}};
+  for (const auto& [type, sizes] : configs) {
+    SCOPED_TRACE(type);
+    std::ofstream(path("mixture.json"))
+        << fmt::format(R"({{"model_type": "{}", "hidden_size": 16, "num_hidden_layers": 2,
+                           "num_experts_per_tok": 2, "torch_dtype": "bfloat16", {}}})",
+                       type, sizes);
+    const Outcome outcome = alone("make-model --seed 4 --shards 2 --config " +
+                                  path("mixture.json") + " --output " + path("made"));
+    ASSERT_EQ(outcome.code, 0) << outcome.error;
+    const ModelConfig config = read_model_config(path("made/config.json"));
+    const Checkpoint made(path("made"));
+    const SeededSource seeded(config, 4);
+    for (const auto& [name, info] : seeded.layer_tensors(1)) {
+      ASSERT_TRUE(made.find(name)) << name;
+      EXPECT_EQ(made.find(name)->shape, info.shape) << name;
+      EXPECT_EQ(made.find(name)->dtype, info.dtype) << name;
+      const Extent extent = extent_of(info.shape);
+      std::vector<float> values(static_cast<std::size_t>(extent.rows * extent.columns));
+      std::vector<float> expected(values.size());
+      read_as_float(made, name, {0, extent.rows}, {0, extent.columns}, values.data());
+      read_as_float(seeded, name, {0, extent.rows}, {0, extent.columns}, expected.data());
+      EXPECT_EQ(values, expected) << name;
+    }
+    EXPECT_NO_THROW(resolve_moe(config, 1, made));
+    fs::remove_all(path("made"));
+  }
 }
 
 TEST_F(Program, MakeModelTouchesNoDirectoryThatHoldsAnything) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/safetensors.h"
+#include "tests/testing_device.h"
 
 namespace gatefold {
 
@@ -72,10 +73,12 @@ class Program : public ::testing::Test {
     outcome.error = content_of(path("error"));
     return outcome;
   }
-  Outcome alone(const std::string& arguments) const { return shell(kProgram + " " + arguments); }
+  Outcome alone(const std::string& arguments) const {
+    return shell(kProgram + " " + arguments + device_of(arguments));
+  }
   Outcome on_ranks(int ranks, const std::string& arguments) const {
     return shell(std::string(GATEFOLD_MPIRUN) + " -n " + std::to_string(ranks) + " " + kProgram +
-                 " " + arguments);
+                 " " + arguments + device_of(arguments));
   }
   Outcome on_two(const std::string& rank_0, const std::string& rank_1) const {
     return shell(std::string(GATEFOLD_MPIRUN) + " -n 1 " + kProgram + " " + rank_0 + " : -n 1 " +
@@ -135,6 +138,18 @@ class Program : public ::testing::Test {
   }
 
  private:
+  /// The device under test, for a command that takes one.
+  static std::string device_of(const std::string& arguments) {
+    const std::string command = arguments.substr(0, arguments.find(' '));
+    const bool computes =
+        command == "verify" || command == "run" || command == "bench" || command == "inspect";
+    if (!gatefold::testing::on_cuda() || !computes) return "";
+    // Stand-ins take long to read as much as no cache holds.
+    const bool cold = command == "bench" && arguments.find("--hot") == std::string::npos &&
+                      arguments.find("--machine") == std::string::npos;
+    return std::string(" --device cuda --comm mpi") + (cold ? " --hot" : "");
+  }
+
   std::filesystem::path folder_;
 };
 

@@ -62,4 +62,16 @@ for np in 1 2 4; do
       $((share * widened + activations + 64 * 1024 * 1024))
   done
 done
+
+# A stack of experts is written in pieces: making it takes less memory than the stack itself.
+stack=$((32 * 2 * 1024 * 1024 * 2))
+cat >"$scratch/stacked.json" <<END
+{"model_type": "qwen3_5_moe_text", "hidden_size": 1024, "moe_intermediate_size": 1024,
+ "shared_expert_intermediate_size": 64, "num_experts": 32, "num_experts_per_tok": 2,
+ "num_hidden_layers": 1, "dtype": "bfloat16"}
+END
+"${mpirun[@]}" -n 1 "$peak_rss" "$scratch/peak" "$program" make-model --quiet \
+  --config "$scratch/stacked.json" --output "$scratch/stacked" >/dev/null
+expect "make-model with a stack of $stack bytes holds" $(($(cat "$scratch/peak.0") * 1024)) 1 \
+  $((80 * 1024 * 1024))
 exit "$failed"

@@ -11,6 +11,7 @@
 #include "parallel/mpi_interop.h"
 #include "runtime/error.h"
 #include "tests/runtime/counting_device.h"
+#include "tests/testing_device.h"
 
 namespace gatefold {
 namespace {
@@ -22,11 +23,35 @@ class CheckedDevice final : public testing::CountingDevice {
  public:
   using Finding = std::function<SelfCheck(const WeightShape&)>;
   explicit CheckedDevice(Finding finding)
-      : CountingDevice(make_cpu_device(1)), finding_(std::move(finding)) {}
+      : CountingDevice(testing::testing_device()), finding_(std::move(finding)) {}
   SelfCheck self_check(const WeightShape& shape, DType) override { return finding_(shape); }
 
  private:
   Finding finding_;
+};
+
+/// A device whose library would choose what the test says.
+class ChoosingDevice final : public testing::CountingDevice {
+ public:
+  using Bytes = std::vector<std::byte>;
+  explicit ChoosingDevice(std::function<Bytes()> choose)
+      : CountingDevice(make_cpu_device(1)), choose_(std::move(choose)) {}
+  Bytes choose_gemms(std::span<const WeightShape>, DType) override { return choose_(); }
+  void pin_gemms(std::span<const WeightShape> shapes, DType,
+                 std::span<const std::byte> choices) override {
+    shapes_ = shapes.size();
+    pinned_.assign(choices.begin(), choices.end());
+  }
+  SelfCheck self_check(const WeightShape&, DType) override {
+    return {true, true, "some kernel", static_cast<std::uint64_t>(pinned_.size())};
+  }
+  std::size_t shapes() const { return shapes_; }
+  const Bytes& pinned() const { return pinned_; }
+
+ private:
+  std::function<Bytes()> choose_;
+  std::size_t shapes_ = 0;
+  Bytes pinned_;
 };
 
 const std::vector<WeightShape> kShapes = {{64, 32, true}, {32, 64, false}, {96, 32, true}};
@@ -82,7 +107,31 @@ TEST_F(ChooseKernel, ARankThatDoesNotTrustTheLibraryTakesItFromAll) {
 TEST_F(ChooseKernel, NoKernelAtAllIsNamedAsThat) {
   const KernelChoice choice = choose([](const WeightShape&) { return SelfCheck{}; });
   EXPECT_EQ(choice.kernel, GemmKernel::kPlain);
-  EXPECT_THAT(choice.name, HasSubstr("no packed GEMM for this CPU"));
+  EXPECT_THAT(choice.name, HasSubstr("no GEMM that runs on every rank"));
+}
+
+TEST_F(ChooseKernel, EveryRankRunsWhatRank0sLibraryWouldChoose) {
+  // Another number of bytes on each rank, so that none can take its own for rank 0's.
+  const auto own = [&] {
+    return ChoosingDevice::Bytes(static_cast<std::size_t>(7 + comm_->rank()),
+                                 std::byte(comm_->rank()));
+  };
+  ChoosingDevice device(own);
+  choose_kernel(*comm_, device, DType::kF32, kShapes);
+  EXPECT_EQ(device.shapes(), kShapes.size());
+  EXPECT_EQ(device.pinned(), ChoosingDevice::Bytes(7, std::byte{0}));
+}
+
+TEST_F(ChooseKernel, ALibraryThatFailsToChooseEndsAllRanks) {
+  ChoosingDevice device(
+      []() -> ChoosingDevice::Bytes { throw Error(ExitCode::kBackend, "no choice (planted)"); });
+  try {
+    choose_kernel(*comm_, device, DType::kF32, kShapes);
+    ADD_FAILURE() << "went on";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kBackend);
+    EXPECT_THAT(error.what(), HasSubstr("no choice (planted)"));
+  }
 }
 
 TEST_F(ChooseKernel, RanksThatGotOtherBitsOfAnyShapeMustNotMix) {

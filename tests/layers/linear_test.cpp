@@ -22,6 +22,7 @@ using testing::as_floats;
 using testing::in_dtype;
 using testing::MemorySource;
 using testing::noise;
+using testing::OnDevice;
 using testing::usage_error;
 
 std::size_t as_size(std::int64_t n) { return static_cast<std::size_t>(n); }
@@ -60,8 +61,8 @@ struct Problem {
     WeightTensors t;
     t.outputs = shape.outputs;
     t.inputs = shape.inputs;
-    t.matrix = {"w", false, 0, shape.outputs};
-    if (shape.bias) t.bias = TensorRef{"b", false, 0, shape.outputs};
+    t.matrix.name = "w";
+    if (shape.bias) t.bias = TensorRef{"b"};
     return t;
   }
   std::vector<float> x(std::int64_t rows) const { return integers(rows * shape.inputs, 3); }
@@ -128,12 +129,13 @@ std::string label(const Place& place, const Problem& p, const LinearOptions& opt
 
 /// `linear` writes exactly `expected`, and nothing behind it.
 template <typename Layer>
-void expect_forward(Layer& linear, const std::vector<std::byte>& x, const RowCount& rows,
-                    std::vector<std::byte> expected) {
-  std::vector<std::byte> y(expected.size() + 64, std::byte{0xff});
-  expected.resize(y.size(), std::byte{0xff});
-  linear.forward(x.data(), rows, y.data());
-  EXPECT_TRUE(y == expected) << rows.local << " of " << rows.global << " rows";
+void expect_forward(Device& device, Layer& linear, const std::vector<std::byte>& x,
+                    const RowCount& rows, std::vector<std::byte> expected) {
+  OnDevice<std::byte> in(device, x);
+  OnDevice<std::byte> y(device, std::vector<std::byte>(expected.size() + 64, std::byte{0xff}));
+  expected.resize(expected.size() + 64, std::byte{0xff});
+  linear.forward(in.data(), rows, y.data());
+  EXPECT_TRUE(y.get() == expected) << rows.local << " of " << rows.global << " rows";
 }
 
 void check_column(const Place& place, const Problem& p, const LinearOptions& options, Output output,
@@ -155,7 +157,8 @@ void check_column(const Place& place, const Problem& p, const LinearOptions& opt
     const auto input =
         cut(in_dtype(x, options.dtype), p.shape.inputs, own, {0, p.shape.inputs}, options.dtype);
     SCOPED_TRACE(label(place, p, options));
-    expect_forward(linear, input, rows, p.y(x, {0, rows.local}, columns, options.dtype));
+    expect_forward(*place.device, linear, input, rows,
+                   p.y(x, {0, rows.local}, columns, options.dtype));
   }
 }
 
@@ -188,7 +191,8 @@ void check_row(const Place& place, const Problem& p, const LinearOptions& option
                           ? even_part(rows.local, place.tp->size(), place.tp->rank())
                           : Range{0, rows.local};
     SCOPED_TRACE(label(place, p, options));
-    expect_forward(linear, own_x, rows, p.y(x, own, {0, p.shape.outputs}, options.dtype));
+    expect_forward(*place.device, linear, own_x, rows,
+                   p.y(x, own, {0, p.shape.outputs}, options.dtype));
   }
 }
 
@@ -257,8 +261,8 @@ TEST_F(Linear, MergedColumnParallelActivatesEachOwnedBlockOfGateAndUp) {
       source.set("gate", {shape.outputs, shape.inputs}, gate.w);
       source.set("gate_b", {shape.outputs}, gate.b);
       WeightTensors tensors = up.tensors();
-      tensors.gate = TensorRef{"gate", false, 0, shape.outputs};
-      if (shape.bias) tensors.gate_bias = TensorRef{"gate_b", false, 0, shape.outputs};
+      tensors.gate = TensorRef{"gate"};
+      if (shape.bias) tensors.gate_bias = TensorRef{"gate_b"};
       const Activation silu;
       for (const DType dtype : {DType::kF32, DType::kBf16}) {
         MergedColumnParallelLinear linear(tensors, silu, source, place, options(dtype));
@@ -269,17 +273,21 @@ TEST_F(Linear, MergedColumnParallelActivatesEachOwnedBlockOfGateAndUp) {
           const std::vector<float> x = up.x(rows.local);
           const std::int64_t padded = round_up(rows.local, height);
           const std::int64_t width = round_up(shape.inputs, kInnerStep);
-          std::vector<std::byte> x_memory(as_size(padded * width * size_of(storage)));
+          const auto memory = [&place](std::int64_t bytes) {
+            return OnDevice<std::byte>(*place.device, std::vector<std::byte>(as_size(bytes)));
+          };
+          OnDevice<std::byte> x_memory = memory(padded * width * size_of(storage));
           const Tiles x_tiles{x_memory.data(), rows.local, height, width};
-          place.device->tile_rows(in_dtype(x, dtype).data(), shape.inputs, dtype, shape.inputs,
-                                  x_tiles);
+          OnDevice<std::byte> x_rows(*place.device, in_dtype(x, dtype));
+          place.device->tile_rows({.data = x_rows.data(), .stride = shape.inputs}, dtype,
+                                  shape.inputs, x_tiles);
           for (std::size_t i = 0; i < linear.blocks(); ++i) {
             const Range columns = linear.plan().columns(i);
             const std::int64_t h_width = linear.shape(i).padded_outputs();
-            std::vector<std::byte> h_memory(as_size(padded * h_width * size_of(storage)));
+            OnDevice<std::byte> h_memory = memory(padded * h_width * size_of(storage));
             const Tiles h{h_memory.data(), rows.local, height, h_width};
             linear.forward_block(i, x_tiles, h);
-            std::vector<std::byte> y(as_size(rows.local * columns.size() * size_of(dtype)));
+            OnDevice<std::byte> y = memory(rows.local * columns.size() * size_of(dtype));
             place.device->untile_rows(h, dtype, columns.size(), y.data(), columns.size());
 
             const Range all{0, rows.local};
@@ -290,7 +298,7 @@ TEST_F(Linear, MergedColumnParallelActivatesEachOwnedBlockOfGateAndUp) {
             for (std::size_t e = 0; e < expected.size(); ++e) {
               expected[e] = gate_times_up(silu, expected[e], factor[e]);
             }
-            EXPECT_TRUE(y == in_dtype(expected, dtype))
+            EXPECT_TRUE(y.get() == in_dtype(expected, dtype))
                 << shape.outputs << "x" << shape.inputs << ", tp " << place.tp->size() << ", block "
                 << i << ", " << rows.local << " rows, " << name_of(dtype);
           }
@@ -308,10 +316,9 @@ TEST_F(Linear, ReplicatedIsTheSameOnEveryRankWithoutCommunication) {
     const std::vector<float> x = p.x(rows);
     for (const DType dtype : {DType::kF32, DType::kBf16}) {
       ReplicatedLinear linear(p.tensors(), p.source, *device_, options(dtype));
-      const auto expected = p.y(x, {0, rows}, {0, shape.outputs}, dtype);
-      std::vector<std::byte> y(expected.size());
-      linear.forward(in_dtype(x, dtype).data(), {rows, rows}, y.data());
-      EXPECT_TRUE(y == expected) << shape.outputs << "x" << shape.inputs;
+      SCOPED_TRACE(std::to_string(shape.outputs) + "x" + std::to_string(shape.inputs));
+      expect_forward(*device_, linear, in_dtype(x, dtype), {rows, rows},
+                     p.y(x, {0, rows}, {0, shape.outputs}, dtype));
     }
   }
 }
@@ -320,21 +327,29 @@ TEST_F(Linear, AReplicatedWeightLiesInOnePieceHoweverManyBlocksThereAre) {
   // Eight blocks of five columns would be padded one by one.
   const Problem p({40, 24, true});
   const auto bytes = [&p](std::int64_t blocks) {
-    testing::CountingDevice device(make_cpu_device(1));
+    testing::CountingDevice device(testing::testing_device());
     ReplicatedLinear linear(p.tensors(), p.source, device, options(DType::kF32, blocks));
     return device.weight_bytes();
   };
   EXPECT_EQ(bytes(8), bytes(1));
 }
 
+/// What `linear` makes of x: y of `y_bytes`.
+template <typename Layer>
+std::vector<std::byte> forward(Device& device, Layer& linear, const std::vector<std::byte>& x,
+                               std::int64_t rows, std::int64_t y_bytes) {
+  OnDevice<std::byte> in(device, x);
+  OnDevice<std::byte> y(device, std::vector<std::byte>(as_size(y_bytes)));
+  linear.forward(in.data(), {rows, rows}, y.data());
+  return y.get();
+}
+
 TEST_F(Linear, EveryGroupHasTheBitsOfOneRankOnFractions) {
-  const auto alone = make_self_communicator();
   const Problem p({200, 330, true}, false);
   for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
-    ColumnParallelLinear column_alone(p.tensors(), p.source, {device_.get(), alone.get()},
-                                      options(dtype), Output::kGathered);
-    RowParallelLinear row_alone(p.tensors(), p.source, {device_.get(), alone.get()}, options(dtype),
-                                Input::kWhole);
+    ColumnParallelLinear column_alone(p.tensors(), p.source, alone(), options(dtype),
+                                      Output::kGathered);
+    RowParallelLinear row_alone(p.tensors(), p.source, alone(), options(dtype), Input::kWhole);
     for_every_group(8, [&](const Place& place) {
       ColumnParallelLinear column(p.tensors(), p.source, place, options(dtype), Output::kGathered);
       RowParallelLinear row(p.tensors(), p.source, place, options(dtype), Input::kWhole);
@@ -342,23 +357,46 @@ TEST_F(Linear, EveryGroupHasTheBitsOfOneRankOnFractions) {
                                   Rows::kScattered);
       for (const std::int64_t rows : {1, 19, 66}) {
         const auto x = in_dtype(noise(rows * 330, 5, 1.7F), dtype);
-        const RowCount count{rows, rows};
-        std::vector<std::byte> expected(as_size(rows * 200 * size_of(dtype)));
-        std::vector<std::byte> y(expected.size());
-        column_alone.forward(x.data(), count, expected.data());
-        column.forward(x.data(), count, y.data());
-        EXPECT_TRUE(y == expected) << "column, tp " << place.tp->size() << ", " << rows << " rows";
-        row_alone.forward(x.data(), count, expected.data());
-        row.forward(x.data(), count, y.data());
-        EXPECT_TRUE(y == expected) << "row, tp " << place.tp->size() << ", " << rows << " rows";
+        const std::int64_t row_bytes = 200 * size_of(dtype);
+        const auto y_of = [&](auto& linear, std::int64_t own) {
+          return forward(*device_, linear, x, rows, own * row_bytes);
+        };
+        EXPECT_TRUE(y_of(column, rows) == y_of(column_alone, rows))
+            << "column, tp " << place.tp->size() << ", " << rows << " rows";
+        const std::vector<std::byte> expected = y_of(row_alone, rows);
+        EXPECT_TRUE(y_of(row, rows) == expected)
+            << "row, tp " << place.tp->size() << ", " << rows << " rows";
         const Range own = own_rows(place, rows);
-        std::vector<std::byte> part(as_size(own.size() * 200 * size_of(dtype)));
-        scattered.forward(x.data(), count, part.data());
-        EXPECT_TRUE(part == cut(expected, 200, own, {0, 200}, dtype))
+        EXPECT_TRUE(y_of(scattered, own.size()) == cut(expected, 200, own, {0, 200}, dtype))
             << "scattered, tp " << place.tp->size() << ", " << rows << " rows";
       }
     });
   }
+}
+
+/// w [100, 90] and b [100] as the middle one of three experts, whole or at the odd rows of a tensor
+/// that alternates.
+void add_stacks(MemorySource& source, const std::vector<float>& w, const std::vector<float>& b) {
+  std::vector<float> stacked(as_size(3 * 100 * 90), -50.0F);
+  std::vector<float> turned = stacked;
+  std::vector<float> alternating(as_size(3 * 200 * 90), -50.0F);
+  std::vector<float> alternating_turned = alternating;
+  for (std::int64_t o = 0; o < 100; ++o) {
+    for (std::int64_t k = 0; k < 90; ++k) {
+      const float value = w[as_size(o * 90 + k)];
+      stacked[as_size((100 + o) * 90 + k)] = value;
+      turned[as_size((90 + k) * 100 + o)] = value;
+      alternating[as_size((200 + 2 * o + 1) * 90 + k)] = value;
+      alternating_turned[as_size((90 + k) * 200 + 2 * o + 1)] = value;
+    }
+  }
+  source.set("stacked", {3, 100, 90}, stacked);
+  source.set("stacked_turned", {3, 90, 100}, turned);
+  source.set("alternating", {3, 200, 90}, alternating);
+  source.set("alternating_turned", {3, 90, 200}, alternating_turned);
+  std::vector<float> biases(3 * 200, -50.0F);
+  for (std::int64_t o = 0; o < 100; ++o) biases[as_size(200 + 2 * o + 1)] = b[as_size(o)];
+  source.set("stacked_bias", {3, 200}, biases);
 }
 
 TEST_F(Linear, TransposedAndFusedTensorsLoadTheSameWeights) {
@@ -385,22 +423,33 @@ TEST_F(Linear, TransposedAndFusedTensorsLoadTheSameWeights) {
   fused_bias.insert(fused_bias.end(), p.b.begin(), p.b.end());
   source.set("fused_bias", {107}, fused_bias);
 
+  add_stacks(source, p.w, p.b);
+  const TensorRef fused_ref{"fused_bias", false, {107}, 7};
+  const TensorRef stacked_ref{"stacked_bias", false, {3, 200}, 1, 2, 1};
+  struct Stored {
+    TensorRef matrix, bias;
+  };
+  const std::vector<Stored> places = {
+      {{"turned", true, {90, 100}}, fused_ref},
+      {{"fused", false, {107, 90}, 7}, fused_ref},
+      {{"fused_turned", true, {90, 107}, 7}, fused_ref},
+      {{"stacked", false, {3, 100, 90}, 100}, stacked_ref},
+      {{"stacked_turned", true, {3, 90, 100}, 0, 1, 90}, stacked_ref},
+      {{"alternating", false, {3, 200, 90}, 201, 2}, stacked_ref},
+      {{"alternating_turned", true, {3, 90, 200}, 1, 2, 90}, stacked_ref}};
+
   for_every_group(8, [&](const Place& place) {
     const std::vector<float> x = p.x(5);
     const auto expected = p.y(x, {0, 5}, {0, 100}, DType::kF32);
-    for (const TensorRef& matrix :
-         {TensorRef{"turned", true, 0, 100}, TensorRef{"fused", false, 7, 107},
-          TensorRef{"fused_turned", true, 7, 107}}) {
+    for (const auto& [matrix, bias] : places) {
       WeightTensors tensors = p.tensors();
       tensors.matrix = matrix;
-      tensors.bias = TensorRef{"fused_bias", false, 7, 107};
-      std::vector<std::byte> y(expected.size());
+      tensors.bias = bias;
+      SCOPED_TRACE(matrix.name);
       RowParallelLinear row(tensors, source, place, options(DType::kF32), Input::kWhole);
-      row.forward(in_dtype(x, DType::kF32).data(), {5, 5}, y.data());
-      EXPECT_TRUE(y == expected) << matrix.name << ", row-parallel";
+      expect_forward(*device_, row, in_dtype(x, DType::kF32), {5, 5}, expected);
       ColumnParallelLinear column(tensors, source, place, options(DType::kF32), Output::kGathered);
-      column.forward(in_dtype(x, DType::kF32).data(), {5, 5}, y.data());
-      EXPECT_TRUE(y == expected) << matrix.name << ", column-parallel";
+      expect_forward(*device_, column, in_dtype(x, DType::kF32), {5, 5}, expected);
     }
   });
 }
@@ -413,7 +462,7 @@ const std::vector<RowCount>& impossible_rows() {
 
 TEST_F(Linear, RowCountsThatCantBeAreRefusedOnEveryRank) {
   const Problem p({40, 24, true});
-  const Place place{device_.get(), world_.get()};
+  const Place place = all();
   for (const Rows scattered : {Rows::kReplicated, Rows::kScattered}) {
     const LinearOptions o = options(DType::kF32);
     ColumnParallelLinear column(p.tensors(), p.source, place, o, Output::kGathered, scattered);
@@ -432,7 +481,7 @@ TEST_F(Linear, RowCountsThatCantBeAreRefusedOnEveryRank) {
 TEST_F(Linear, MoreRanksThanBlocksAreRefusedWithBothNumbers) {
   if (world_->size() < 2) return;
   const Problem p({40, 24, true});
-  const Place place{device_.get(), world_.get()};
+  const Place place = all();
   const std::int64_t blocks = world_->size() - 1;
   const std::string ranks = "tp " + std::to_string(world_->size());
   const std::string limit = std::to_string(blocks) + " blocks";
@@ -450,7 +499,7 @@ TEST_F(Linear, MoreRanksThanBlocksAreRefusedWithBothNumbers) {
 
 TEST_F(Linear, AWholeGemmIsRefusedWhereBitsMustNotDependOnRanks) {
   const Problem p({40, 24, true});
-  const Place place{device_.get(), world_.get()};
+  const Place place = all();
   LinearOptions o = options(DType::kF32);
   o.kernel = GemmKernel::kLibraryWhole;
   usage_error([&] { RowParallelLinear(p.tensors(), p.source, place, o); });
@@ -463,7 +512,7 @@ TEST_F(Linear, AMissingTensorIsError65WithItsName) {
   WeightTensors tensors = p.tensors();
   tensors.matrix.name = "absent";
   try {
-    RowParallelLinear(tensors, p.source, {device_.get(), world_.get()}, options(DType::kF32));
+    RowParallelLinear(tensors, p.source, all(), options(DType::kF32));
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kData);

@@ -79,21 +79,21 @@ struct MemoryFfn {
     spec.activation.gated = shape.gated;
     const float in_scale = 1.7F / std::sqrt(static_cast<float>(h));
     const float out_scale = 1.7F / std::sqrt(static_cast<float>(i));
-    spec.up = {"up", false, 0, i};
-    spec.down = {"down", false, 0, h};
+    spec.up = {"up", false, {i, h}};
+    spec.down = {"down", false, {h, i}};
     source.set("up", {i, h}, noise(i * h, seed + 1, in_scale));
     source.set("down", {h, i}, noise(h * i, seed + 2, out_scale));
     if (shape.gated) {
-      spec.gate = TensorRef{"gate", false, 0, i};
+      spec.gate = TensorRef{"gate", false, {i, h}};
       source.set("gate", {i, h}, noise(i * h, seed + 3, in_scale));
     }
     if (!shape.bias) return;
-    spec.up_bias = TensorRef{"up_bias", false, 0, i};
-    spec.down_bias = TensorRef{"down_bias", false, 0, h};
+    spec.up_bias = TensorRef{"up_bias", false, {i}};
+    spec.down_bias = TensorRef{"down_bias", false, {h}};
     source.set("up_bias", {i}, noise(i, seed + 4, 0.5F));
     source.set("down_bias", {h}, noise(h, seed + 5, 0.5F));
     if (shape.gated) {
-      spec.gate_bias = TensorRef{"gate_bias", false, 0, i};
+      spec.gate_bias = TensorRef{"gate_bias", false, {i}};
       source.set("gate_bias", {i}, noise(i, seed + 6, 0.5F));
     }
   }

@@ -13,6 +13,7 @@
 
 #include "group_test.h"
 #include "memory_source.h"
+#include "parallel/agreement.h"
 #include "tests/parallel/usage_error.h"
 #include "tests/runtime/counting_device.h"
 
@@ -42,10 +43,13 @@ namespace {
 
 using testing::as_floats;
 using testing::CountingDevice;
+using testing::DeviceGroup;
 using testing::FfnShape;
 using testing::in_dtype;
 using testing::MemoryFfn;
 using testing::noise;
+using testing::OnDevice;
+using testing::testing_device;
 using testing::usage_error;
 
 std::size_t as_size(std::int64_t n) { return static_cast<std::size_t>(n); }
@@ -87,22 +91,36 @@ std::vector<float> token(std::int64_t tokens = 1) {
   return x;
 }
 
-std::vector<std::byte> forward(Mlp& mlp, const std::vector<std::byte>& x, const RowCount& rows,
-                               std::int64_t row_bytes) {
-  std::vector<std::byte> y(as_size(rows.local * row_bytes + 64), std::byte{0xab});
-  mlp.forward(x.data(), rows, y.data());
-  for (std::size_t i = y.size() - 64; i < y.size(); ++i) EXPECT_EQ(y[i], std::byte{0xab});
-  y.resize(y.size() - 64);
-  return y;
-}
-
-std::vector<float> answer(Mlp& mlp, DType dtype, std::int64_t tokens = 1) {
-  const auto y =
-      forward(mlp, in_dtype(token(tokens), dtype), {tokens, tokens}, kHidden * size_of(dtype));
-  return as_floats(y, dtype);
-}
-
-class MlpTest : public testing::GroupTest {};
+class MlpTest : public testing::GroupTest {
+ protected:
+  std::vector<std::byte> forward(Mlp& mlp, const std::vector<std::byte>& x, const RowCount& rows,
+                                 std::int64_t row_bytes) {
+    const std::vector<std::byte> before(as_size(rows.local * row_bytes + 64), std::byte{0xab});
+    OnDevice<std::byte> in(*device_, x);
+    OnDevice<std::byte> out(*device_, before);
+    mlp.forward(in.data(), rows, out.data());
+    std::vector<std::byte> y = out.get();
+    for (std::size_t i = y.size() - 64; i < y.size(); ++i) EXPECT_EQ(y[i], std::byte{0xab});
+    y.resize(y.size() - 64);
+    return y;
+  }
+  std::vector<float> answer(Mlp& mlp, DType dtype, std::int64_t tokens = 1) {
+    const auto y =
+        forward(mlp, in_dtype(token(tokens), dtype), {tokens, tokens}, kHidden * size_of(dtype));
+    return as_floats(y, dtype);
+  }
+  /// Every group's bits are those of one rank, for one token and for several tiles of them.
+  void expect_bits_of_one_rank(Mlp& reference, Mlp& mlp, std::int64_t hidden, DType dtype,
+                               const std::string& what) {
+    for (const std::int64_t tokens : {1, 5, 70}) {
+      const auto x = in_dtype(noise(tokens * hidden, 9, 1.7F), dtype);
+      const std::int64_t row_bytes = hidden * size_of(dtype);
+      const RowCount rows{tokens, tokens};
+      EXPECT_TRUE(forward(mlp, x, rows, row_bytes) == forward(reference, x, rows, row_bytes))
+          << what << ", " << tokens << " tokens, " << name_of(dtype);
+    }
+  }
+};
 
 TEST_F(MlpTest, FixtureDHasItsAnswerForEveryGroupTypeAndBlockCount) {
   const MemoryFfn ffn = fixture_d();
@@ -199,18 +217,6 @@ TEST_F(MlpTest, GateAndUpBiasGoWithTheirRows) {  // F02
   });
 }
 
-/// Every group's bits are those of one rank, for one token and for several tiles of them.
-void expect_bits_of_one_rank(Mlp& reference, Mlp& mlp, std::int64_t hidden, DType dtype,
-                             const std::string& what) {
-  for (const std::int64_t tokens : {1, 5, 70}) {
-    const auto x = in_dtype(noise(tokens * hidden, 9, 1.7F), dtype);
-    const std::int64_t row_bytes = hidden * size_of(dtype);
-    const RowCount rows{tokens, tokens};
-    EXPECT_TRUE(forward(mlp, x, rows, row_bytes) == forward(reference, x, rows, row_bytes))
-        << what << ", " << tokens << " tokens, " << name_of(dtype);
-  }
-}
-
 TEST_F(MlpTest, WidthsThatNeitherRanksNorKernelsDivideHaveTheBitsOfOneRank) {  // F05, F06
   for (const FfnShape& shape : {FfnShape{16, 10}, FfnShape{16, 4}, FfnShape{64, 768},
                                 FfnShape{64, 40}, FfnShape{24, 1}, FfnShape{1, 7}}) {
@@ -240,12 +246,13 @@ TEST_F(MlpTest, MoreRanksThanBlocksAreRefusedOnAllRanks) {  // F05
 
 TEST_F(MlpTest, ABetaThatOneRankCantUseEndsTheLoadingOnAllRanks) {
   const auto group = make_mpi_communicator(MPI_COMM_WORLD, {.timeout_seconds = 5});
+  const DeviceGroup on_device(*group, *device_);
   for (int bad = 0; bad < group->size(); ++bad) {
     MemoryFfn ffn = fixture_d();
     ffn.spec.swish_beta = "beta";
     ffn.source.set("beta", {1}, {group->rank() == bad ? std::nanf("") : 1.0F});
     try {
-      Mlp(ffn.spec, ffn.source, {device_.get(), group.get()}, options(DType::kF32));
+      Mlp(ffn.spec, ffn.source, {device_.get(), on_device.get()}, options(DType::kF32));
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kData);
@@ -386,31 +393,77 @@ MlpOptions options_of(const MemoryCase& c) {
 }
 
 TEST_F(MlpTest, WorkspaceBytesAreWhatReserveAllocates) {
+  MpiOptions by_messages;
+  by_messages.within_node = WithinNode::kMessages;
+  const auto world = make_mpi_communicator(MPI_COMM_WORLD, by_messages);
   const MemoryFfn ffn({100, 90, true, true});
   for (const MemoryCase& c : memory_cases()) {
     for (const RowCount& rows : {RowCount{0, 0}, RowCount{1, 1}, RowCount{7, 100},
                                  RowCount{20, 144}, RowCount{65, 65}, RowCount{1500, 1500}}) {
-      CountingDevice device(make_cpu_device(1));
-      Mlp mlp(ffn.spec, ffn.source, {&device, world_.get()}, options_of(c));
+      CountingDevice device(testing_device());
+      const DeviceGroup group(*world, device);
+      Mlp mlp(ffn.spec, ffn.source, {&device, group.get()}, options_of(c));
       const std::int64_t weights = device.allocated_bytes();
       mlp.reserve(rows);
       EXPECT_EQ(device.allocated_bytes() - weights, mlp.workspace_bytes(rows))
           << rows.local << " of " << rows.global << " rows";
+      const DeviceGroup sharing(*world_, device);
+      Mlp shared(ffn.spec, ffn.source, {&device, sharing.get()}, options_of(c));
+      const std::int64_t before = device.allocated_bytes();
+      shared.reserve(rows);
+      EXPECT_LE(device.allocated_bytes() - before, shared.workspace_bytes(rows));
     }
   }
+}
+
+TEST_F(MlpTest, MemoryThatLacksOnOneRankEndsForwardOnAllAndTheNextIsRight) {
+  const MemoryFfn ffn({100, 90, true, true});
+  const RowCount rows{17, 17};
+  const std::vector<float> x = noise(17 * 100, 3, 1.0F);
+  const std::vector<std::byte> x_bytes = in_dtype(x, DType::kF32);
+  testing::ShortOfMemory device(testing_device());
+  const DeviceGroup group(*world_, device);
+  OnDevice<std::byte> in(device, x_bytes);
+  OnDevice<std::byte> out(device, std::vector<std::byte>(x_bytes.size()));
+  const auto succeeds = [&](Mlp& mlp) {
+    try {
+      mlp.forward(in.data(), rows, out.data());
+      mlp.wait();
+      return true;
+    } catch (const AgreedError& error) {
+      EXPECT_EQ(error.code(), ExitCode::kOutOfMemory) << error.what();
+      return false;
+    }
+  };
+  Mlp reserved(ffn.spec, ffn.source, {&device, group.get()}, options(DType::kF32));
+  reserved.reserve(rows);
+  EXPECT_TRUE(succeeds(reserved));
+  const std::vector<std::byte> expected = out.get();
+  int left = 0;
+  for (bool enough = false; !enough; ++left) {
+    Mlp mlp(ffn.spec, ffn.source, {&device, group.get()}, options(DType::kF32));
+    device.left = world_->rank() + 1 == world_->size() ? left : -1;
+    enough = succeeds(mlp);
+    device.left = -1;
+    EXPECT_TRUE(succeeds(mlp)) << left;
+    EXPECT_TRUE(out.get() == expected) << left;
+  }
+  EXPECT_GT(left, 2) << "what a batch allocates";
 }
 
 TEST_F(MlpTest, ForwardAllocatesNothingAfterReserveWithAsManyRowsOrFewer) {
   const MemoryFfn ffn({100, 90, true, true});
   for (const MemoryCase& c : memory_cases()) {
-    CountingDevice device(make_cpu_device(1));
-    Mlp mlp(ffn.spec, ffn.source, {&device, world_.get()}, options_of(c));
+    CountingDevice device(testing_device());
+    const DeviceGroup group(*world_, device);
+    Mlp mlp(ffn.spec, ffn.source, {&device, group.get()}, options_of(c));
     const RowCount most{100, 160};
     mlp.reserve(most);
     const int before = device.allocations();
     const std::int64_t row_bytes = 100 * size_of(c.dtype);
-    const std::vector<std::byte> x(as_size(most.local * row_bytes));
-    std::vector<std::byte> y(x.size());
+    const std::vector<std::byte> zeros(as_size(most.local * row_bytes));
+    OnDevice<std::byte> x(device.counted(), zeros);
+    OnDevice<std::byte> y(device.counted(), zeros);
     std::vector<RowCount> counts{most};
     if (c.reduce == Reduce::kExact) {
       for (const std::int64_t global : {1, 2, 17, 33, 64, 65, 97, 100, 144, 145}) {
@@ -426,13 +479,14 @@ TEST_F(MlpTest, ForwardAllocatesNothingAfterReserveWithAsManyRowsOrFewer) {
 
 TEST_F(MlpTest, ReserveInStepsIsAsGoodAsAtOnce) {
   const MemoryFfn ffn({100, 90});
-  CountingDevice device(make_cpu_device(1));
-  Mlp mlp(ffn.spec, ffn.source, {&device, world_.get()}, options(DType::kF32));
+  CountingDevice device(testing_device());
+  const DeviceGroup group(*world_, device);
+  Mlp mlp(ffn.spec, ffn.source, {&device, group.get()}, options(DType::kF32));
   mlp.reserve({100, 100});
   mlp.reserve({20, 500});  // more in all, fewer here
   const int before = device.allocations();
-  const std::vector<std::byte> x(100 * 400);
-  std::vector<std::byte> y(x.size());
+  OnDevice<std::byte> x(device.counted(), std::vector<std::byte>(100 * 400));
+  OnDevice<std::byte> y(device.counted(), std::vector<std::byte>(100 * 400));
   for (const RowCount& rows : {RowCount{100, 500}, RowCount{100, 140}, RowCount{20, 30}}) {
     mlp.forward(x.data(), rows, y.data());
   }
@@ -442,7 +496,7 @@ TEST_F(MlpTest, ReserveInStepsIsAsGoodAsAtOnce) {
 TEST_F(MlpTest, ARanksWeightsShrinkWithTheNumberOfRanks) {  // F08
   const MemoryFfn ffn({64, 8 * 64});
   for_every_group(8, [&](const Place& place) {
-    CountingDevice device(make_cpu_device(1));
+    CountingDevice device(testing_device());
     const Mlp mlp(ffn.spec, ffn.source, {&device, place.tp}, options(DType::kF32));
     const Range run = owned_blocks(8, place.tp->size(), place.tp->rank());
     EXPECT_EQ(device.weight_bytes(), run.size() * 64 * 64 * 3 * size_of(DType::kF32));
@@ -450,14 +504,15 @@ TEST_F(MlpTest, ARanksWeightsShrinkWithTheNumberOfRanks) {  // F08
 }
 
 TEST_F(MlpTest, ASecondForwardOfThePlainKernelAllocatesNothingOnTheHost) {
+  if (testing::on_stand_in(*device_)) GTEST_SKIP() << "the stand-in allocates at each launch";
   const MemoryFfn ffn({100, 90, true, true});
   for (const Rows output_rows : {Rows::kReplicated, Rows::kScattered}) {
     MlpOptions o = options(DType::kF32);
     o.linear.kernel = GemmKernel::kPlain;
     o.output_rows = output_rows;
     Mlp mlp(ffn.spec, ffn.source, all(), o);
-    const std::vector<std::byte> x(70 * 400);
-    std::vector<std::byte> y(x.size());
+    OnDevice<std::byte> x(*device_, std::vector<std::byte>(70 * 400));
+    OnDevice<std::byte> y(*device_, std::vector<std::byte>(70 * 400));
     mlp.forward(x.data(), {70, 70}, y.data());
     const std::int64_t before = host_allocations;
     mlp.forward(x.data(), {70, 70}, y.data());

@@ -6,60 +6,25 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-#include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "config_testing.h"
 #include "layers/model_families.h"
 #include "runtime/checkpoint.h"
-#include "runtime/error.h"
 
 namespace gatefold {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Json = nlohmann::json;
-using Overrides = std::vector<std::pair<std::string, std::string>>;
+using testing::expect_error;
+using testing::Overrides;
 
 const fs::path kSource = GATEFOLD_SOURCE_DIR;
 
-// A folder of its own for config files, removed at the end.
-class ModelConfigTest : public testing::Test {
- protected:
-  ModelConfigTest() {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = fs::path(testing::TempDir()) / fmt::format("model_config.{}", info->name());
-    fs::create_directories(directory_);
-  }
-  ~ModelConfigTest() override { fs::remove_all(directory_); }
-
-  std::string write(const std::string& text) const {
-    const fs::path path = directory_ / "config.json";
-    std::ofstream(path, std::ios::binary) << text;
-    return path.string();
-  }
-  ModelConfig read_text(const std::string& text, const Overrides& overrides = {}) const {
-    return read_model_config(write(text), overrides);
-  }
-  ModelConfig read(const Json& json, const Overrides& overrides = {}) const {
-    return read_text(json.dump(), overrides);
-  }
-
-  fs::path directory_;
-};
-
-void expect_error(ExitCode code, const std::string& word, const std::function<void()>& action,
-                  const std::string& what = "") {
-  try {
-    action();
-    ADD_FAILURE() << "no error where one should say \"" << word << "\" " << what;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what() << what;
-    EXPECT_THAT(error.what(), HasSubstr(word)) << what;
-  }
-}
+using ModelConfigTest = testing::ConfigTest;
 
 Json llama() {
   return {{"model_type", "llama"},    {"hidden_size", 16},      {"intermediate_size", 24},
@@ -86,9 +51,10 @@ TEST_F(ModelConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
   };
   std::size_t files = 0;
   for (const auto& file : fs::directory_iterator(kSource / "configs")) {
-    if (file.path().extension() == ".json") ++files;
+    if (file.path().extension() != ".json") continue;
+    if (!read_model_config(file.path().string()).moe) ++files;
   }
-  EXPECT_EQ(files, table.size()) << "every config belongs in this table";
+  EXPECT_EQ(files, table.size()) << "every dense config belongs in this table";
   for (const Published& row : table) {
     SCOPED_TRACE(row.name);
     const ModelConfig config =
@@ -104,26 +70,34 @@ TEST_F(ModelConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
 }
 
 TEST_F(ModelConfigTest, EveryGoldenCheckpointResolvesInAllItsLayers) {
-  std::size_t checkpoints = 0;
+  std::size_t dense_layers = 0;
+  std::size_t mixtures = 0;
   for (const auto& family : fs::directory_iterator(kSource / "tests" / "golden")) {
-    if (!family.is_directory()) continue;
     for (const char* dtype : {"f32", "bf16"}) {
       const fs::path directory = family.path() / dtype;
+      if (!fs::exists(directory)) continue;
       SCOPED_TRACE(directory.string());
       const ModelConfig config = read_model_config((directory / "config.json").string());
-      EXPECT_EQ(config.hidden_size, 48);
-      EXPECT_EQ(config.intermediate_size, 80);
-      EXPECT_EQ(config.num_layers, 2);
+      EXPECT_EQ(config.hidden_size, config.moe ? 72 : 48);
       EXPECT_EQ(name_of(config.dtype), dtype);
       const Checkpoint source(directory.string());
       for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+        if (config.is_moe(layer)) {
+          EXPECT_EQ(resolve_moe(config, layer, source).intermediate_size(), 32);
+          ++mixtures;
+          continue;
+        }
+        if (!config.moe) {
+          EXPECT_EQ(config.intermediate_size, 80);
+        }
         const FfnSpec spec = resolve_layer(config, layer, source);
         EXPECT_EQ(spec.up.name, config.layer_spec(layer).up.name) << "the canonical names";
+        ++dense_layers;
       }
-      ++checkpoints;
     }
   }
-  EXPECT_EQ(checkpoints, 20U);
+  EXPECT_EQ(dense_layers, 40U + 9U) << "of dense families, and of mixtures";
+  EXPECT_EQ(mixtures, 17U);
 }
 
 TEST_F(ModelConfigTest, ARealModelsLayerResolves) {
@@ -281,12 +255,12 @@ TEST_F(ModelConfigTest, BadConfigsAreRefusedWithTheFieldAndItsValue) {
       {"torch_dtype", "float64", "torch_dtype is \"float64\" (known: float32, bfloat16, float16)"},
       {"torch_dtype", 16, "torch_dtype is 16"},
       {"text_config", "inner", "text_config is \"inner\" (not an object)"},
-      {"num_experts", 8, "num_experts is 8 (a mixture of experts: dense layers only so far)"},
-      {"num_local_experts", 8, "dense layers only so far"},
-      {"n_routed_experts", 64, "dense layers only so far"},
+      {"num_experts", 8, "num_experts is 8 (a mixture of experts, which llama models are not)"},
+      {"num_local_experts", 8, "which llama models are not"},
+      {"n_routed_experts", 64, "which llama models are not"},
       {"num_experts", "8", "num_experts is \"8\""},
-      {"model_type", "mixtral", "dense layers only so far"},
-      {"model_type", "deepseek_v3", "dense layers only so far"},
+      {"model_type", "mixtral", "no num_local_experts"},
+      {"model_type", "deepseek_v3", "no n_routed_experts"},
   };
   for (const Bad& bad : table) {
     const std::string what =
@@ -438,7 +412,6 @@ TEST_F(ModelConfigTest, BadOverridesAreUsageErrors) {
   expect_usage("", "8", "no such field");
   expect_usage("n_embd", "8", "no such field");
   expect_usage("swiglu_limit", "8", "no such field");
-  expect_usage("model_type", "mixtral", "dense layers only so far");
   expect_usage("hidden_size", "wide", "hidden_size is \"wide\"");
   expect_usage("hidden_size", "0", "hidden_size is 0");
   expect_usage("hidden_size", "NaN", "hidden_size is \"NaN\"");

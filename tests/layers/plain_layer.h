@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ class TypedSource : public TensorSource {
 
   void read(const std::string& name, Range rows, Range cols, std::byte* out) const override {
     const Tensor& tensor = tensors_.at(name);
+    read_.insert(name);
     largest_read_ = std::max(largest_read_, rows.size() * cols.size() * size_of(tensor.info.dtype));
     const std::int64_t width = tensor.info.shape.empty() ? 1 : tensor.info.shape.back();
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
@@ -46,6 +48,7 @@ class TypedSource : public TensorSource {
 
   std::string description() const override { return "the test's memory"; }
   std::int64_t largest_read() const { return largest_read_; }  // bytes
+  bool was_read(const std::string& name) const { return read_.contains(name); }
 
  private:
   struct Tensor {
@@ -66,6 +69,7 @@ class TypedSource : public TensorSource {
 
   std::map<std::string, Tensor> tensors_;
   mutable std::int64_t largest_read_ = 0;
+  mutable std::set<std::string> read_;
 };
 
 /// A layer with its weights at hand, [out, in] as ever.

@@ -150,6 +150,17 @@ void expect_same(const ReferenceResult& a, const ReferenceResult& b) {
   EXPECT_EQ(a.bound, b.bound);
 }
 
+void expect_refused(const FfnSpec& spec, const TensorSource& source, const std::vector<float>& x,
+                    const std::string& message) {
+  try {
+    reference_ffn(spec, source, DType::kF32, x, 1);
+    FAIL() << "expected: " << message;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kData);
+    EXPECT_THAT(error.what(), testing::HasSubstr(message));
+  }
+}
+
 TEST(Reference, ReadsFusedAndTransposedTensors) {
   Random random(1);
   const std::int64_t h = 150;
@@ -160,24 +171,66 @@ TEST(Reference, ReadsFusedAndTransposedTensors) {
   const ReferenceResult separate = reference_of(layer, DType::kBf16, x);
 
   FfnSpec spec = spec_of(layer);
-  spec.gate = TensorRef{"gate_up", false, 0, 2 * i};
-  spec.up = TensorRef{"gate_up", false, i, 2 * i};
-  spec.gate_bias = TensorRef{"gate_up.bias", false, 0, 2 * i};
-  spec.up_bias = TensorRef{"gate_up.bias", false, i, 2 * i};
+  spec.gate = TensorRef{"gate_up", false, {2 * i, h}};
+  spec.up = TensorRef{"gate_up", false, {2 * i, h}, i};
+  spec.gate_bias = TensorRef{"gate_up.bias", false, {2 * i}};
+  spec.up_bias = TensorRef{"gate_up.bias", false, {2 * i}, i};
   TypedSource source = source_of(layer, DType::kBf16);
   source.add("gate_up", DType::kBf16, {2 * i, h}, joined(layer.gate, layer.up));
   source.add("gate_up.bias", DType::kBf16, {2 * i}, joined(layer.gate_bias, layer.up_bias));
   expect_same(reference_ffn(spec, source, DType::kBf16, x, 2), separate);
 
-  spec.gate->transposed = true;
-  spec.up.transposed = true;
-  spec.down.transposed = true;
+  spec.gate = TensorRef{"gate_up", true, {h, 2 * i}};
+  spec.up = TensorRef{"gate_up", true, {h, 2 * i}, i};
+  spec.down = TensorRef{"down", true, {i, h}};
   source.add("gate_up", DType::kBf16, {h, 2 * i},
              transposed(joined(layer.gate, layer.up), 2 * i, h));
   source.add("down", DType::kBf16, {i, h}, transposed(layer.down, h, i));
   expect_same(reference_ffn(spec, source, DType::kBf16, x, 2), separate);
   expect_same(reference_ffn(spec, source, DType::kBf16, x, 2, {.chunk_bytes = 7 * 2 * h}),
               separate);
+}
+
+TEST(Reference, ReadsAnExpertOfAStackWhoseGateAndUpAlternate) {
+  Random random(1);
+  const std::int64_t h = 150;
+  const std::int64_t i = 37;
+  const Layer layer =
+      random_layer(random, h, i, gated(ActivationKind::kSilu), Bias::kAll, DType::kBf16);
+  const std::vector<float> x = random.values(2 * h, 1, DType::kBf16);
+  const auto stack = [](std::int64_t before, const std::vector<float>& expert) {
+    std::vector<float> all(static_cast<std::size_t>(before) * expert.size(), -3.0F);
+    all.insert(all.end(), expert.begin(), expert.end());
+    return all;
+  };
+  const auto alternating = [](const std::vector<float>& a, const std::vector<float>& b,
+                              std::int64_t width) {
+    std::vector<float> rows;
+    for (std::size_t at = 0; at < a.size(); at += static_cast<std::size_t>(width)) {
+      const auto from = static_cast<std::ptrdiff_t>(at);
+      rows.insert(rows.end(), a.begin() + from, a.begin() + from + width);
+      rows.insert(rows.end(), b.begin() + from, b.begin() + from + width);
+    }
+    return rows;
+  };
+  TypedSource source;
+  source.add("gate_up", DType::kBf16, {3, h, 2 * i},
+             stack(2, transposed(alternating(layer.gate, layer.up, h), 2 * i, h)));
+  source.add("down", DType::kBf16, {2, h, i}, stack(1, layer.down));
+  source.add("gate_up_bias", DType::kBf16, {3, 2 * i},
+             stack(2, alternating(layer.gate_bias, layer.up_bias, 1)));
+  source.add("down_bias", DType::kBf16, {2, h}, stack(1, layer.down_bias));
+  FfnSpec spec = spec_of(layer);
+  spec.gate = TensorRef{"gate_up", true, {3, h, 2 * i}, 0, 2, 2 * h};
+  spec.up = TensorRef{"gate_up", true, {3, h, 2 * i}, 1, 2, 2 * h};
+  spec.down = TensorRef{"down", false, {2, h, i}, h};
+  spec.gate_bias = TensorRef{"gate_up_bias", false, {3, 2 * i}, 0, 2, 2};
+  spec.up_bias = TensorRef{"gate_up_bias", false, {3, 2 * i}, 1, 2, 2};
+  spec.down_bias = TensorRef{"down_bias", false, {2, h}, 0, 1, 1};
+  const ReferenceResult separate = reference_of(layer, DType::kBf16, x);
+  expect_same(reference_ffn(spec, source, DType::kBf16, x, 2), separate);
+  spec.down.row_offset += 1;
+  expect_refused(spec, source, first_unit(h), "tensor down has shape [2, 150, 37]");
 }
 
 TEST(Reference, GivesTheSameBitsForEveryChunkSize) {
@@ -294,17 +347,6 @@ TEST(Reference, GivesIeeesAnswerForNonFiniteWeights) {
 
 // ---- refusals ----
 
-void expect_refused(const FfnSpec& spec, const TensorSource& source, const std::vector<float>& x,
-                    const std::string& message) {
-  try {
-    reference_ffn(spec, source, DType::kF32, x, 1);
-    FAIL() << "expected: " << message;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kData);
-    EXPECT_THAT(error.what(), testing::HasSubstr(message));
-  }
-}
-
 TEST(Reference, RefusesWhatDoesNotFit) {
   const Layer layer = fixture_d();
   const TypedSource source = source_of(layer, DType::kF32);
@@ -323,7 +365,7 @@ TEST(Reference, RefusesWhatDoesNotFit) {
   spec.down.transposed = true;
   expect_refused(spec, source, x, "tensor down has shape [16, 4]");
   spec = good;
-  spec.up.stored_rows = 8;
+  spec.up.stored_shape = {8, 16};
   expect_refused(spec, source, x, "tensor up has shape");
   spec = good;
   spec.swish_beta = "beta";

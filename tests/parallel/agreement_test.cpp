@@ -93,6 +93,52 @@ TEST_F(Agreement, OfSeveralErrorsTheLowestRanksWins) {
   }
 }
 
+TEST_F(Agreement, WhoOnlyWaitedForAnotherIsHeardLast) {
+  for (int failing = 0; failing < size(); ++failing) {
+    const auto thrown = thrown_by([&] {
+      run_agreed(*comm_, [&] {
+        if (rank() == failing) throw Error(ExitCode::kBackend, "the reason");
+        throw Error(ExitCode::kTimeout, "a peer is lost");
+      });
+    });
+    expect_everywhere(thrown, ExitCode::kBackend, named(failing, "the reason"));
+  }
+  const auto thrown = thrown_by(
+      [&] { run_agreed(*comm_, [] { throw Error(ExitCode::kTimeout, "all are lost"); }); });
+  expect_everywhere(thrown, ExitCode::kTimeout, named(0, "all are lost"));
+}
+
+/// Its peers may be those who are lost: waiting for them again takes another deadline.
+TEST_F(Agreement, NobodyIsAskedAfterAWaitInVain) {
+  EXPECT_THROW(run_agreed(*comm_, [] { throw NoAnswerError("no answer"); }), NoAnswerError);
+  if (size() == 1) return;
+  const auto impatient = make_mpi_communicator(MPI_COMM_WORLD, {1, nullptr});
+  const auto begin = steady_clock::now();
+  if (rank() == 0) {
+    EXPECT_THROW(run_agreed(*impatient,
+                            [&] {
+                              std::byte none{};
+                              const Transfer receive{1, &none, 1};
+                              impatient->exchange({}, {&receive, 1});
+                            }),
+                 NoAnswerError);
+    EXPECT_LT(steady_clock::now() - begin, milliseconds(1900));
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST_F(Agreement, AGroupsRankHasTheNumberThatTheWholeJobKnows) {
+  const auto half = comm_->split(rank() % 2);
+  const auto thrown = thrown_by([&] {
+    run_agreed(*half, [&] {
+      if (half->rank() == half->size() - 1) throw Error(ExitCode::kData, "the reason");
+    });
+  });
+  const int last = rank() + 2 * (half->size() - 1 - half->rank());
+  const std::string text = "rank " + std::to_string(last) + ": the reason";
+  expect_everywhere(thrown, ExitCode::kData, half->size() == 1 ? "the reason" : text);
+}
+
 TEST_F(Agreement, ATextThatNamesItsRankIsNotPrefixedAgain) {
   const auto thrown =
       thrown_by([&] { run_agreed(*comm_, [] { throw Error(ExitCode::kData, "rank 0 has x"); }); });

@@ -37,6 +37,26 @@ TEST(Grid, NeighboursShareATensorParallelGroup) {
   }
 }
 
+TEST(Grid, NeighboursShareExperts) {
+  const auto world = make_mpi_communicator(MPI_COMM_WORLD);
+  for (int ep = 1; ep <= world->size(); ++ep) {
+    if (world->size() % ep != 0) {
+      usage_error([&] { const Grid grid(*world, 1, ep); });
+      continue;
+    }
+    const Grid grid(*world, world->size(), ep);
+    const int etp = world->size() / ep;
+    EXPECT_EQ(grid.ep(), ep);
+    EXPECT_EQ(grid.etp().size(), etp);
+    EXPECT_EQ(grid.etp().rank(), world->rank() % etp);
+    std::vector<int> members(static_cast<std::size_t>(etp));
+    members[static_cast<std::size_t>(grid.etp().rank())] = world->rank();
+    all_gather<int>(grid.etp(), members);
+    EXPECT_EQ(members.front(), world->rank() / etp * etp);
+  }
+  EXPECT_EQ(Grid(*world, 1).ep(), 0);
+}
+
 TEST(Grid, RefusesATensorParallelSizeThatDoesntDivideTheWorldOnAllRanks) {
   const auto world = make_mpi_communicator(MPI_COMM_WORLD);
   const std::int64_t size = world->size();

@@ -10,7 +10,9 @@
 #include "parallel/staged_communicator.h"
 #include "runtime/error.h"
 #include "tests/parallel/backends.h"
+#include "tests/parallel/carried_communicator.h"
 #include "tests/runtime/counting_device.h"
+#include "tests/testing_device.h"
 
 namespace gatefold {
 
@@ -30,9 +32,19 @@ class SignedMemory final : public testing::CountingDevice {
   }
 };
 
+Backend staged_on_a_gpu() {
+  return {"staged_on_a_gpu", [] { return make_mpi_communicator(MPI_COMM_WORLD); }, false,
+          [](Communicator& inner) -> std::unique_ptr<Communicator> {
+            const std::shared_ptr<Device> device = testing::testing_device();
+            auto staged = make_staged_communicator(inner, *device);
+            return std::make_unique<CarriedCommunicator>(device, std::move(staged));
+          }};
+}
+
 }  // namespace
 
 std::vector<Backend> backends() {
+  if (testing::on_cuda()) return {staged_on_a_gpu()};
   const auto whole = [] { return make_mpi_communicator(MPI_COMM_WORLD); };
   const auto in_small_pieces = [] {
     MpiOptions options;

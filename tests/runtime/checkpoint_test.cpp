@@ -52,7 +52,7 @@ class CheckpointDirectory : public testing::Test, protected TestFolder {
 };
 
 /// A [4, 5] matrix with element (r, c) = 10 r + c, a vector and a scalar.
-std::string matrix_file() {
+std::string matrix_file(const char* name = "m", const char* shape = "[4,5]") {
   std::string data;
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 5; ++j) {
@@ -64,7 +64,7 @@ std::string matrix_file() {
     data.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
   const std::string json = header_json(
-      {tensor_entry("BF16", "[4,5]", "[0,40]", "m"), tensor_entry("F32", "[3]", "[40,52]", "v"),
+      {tensor_entry("BF16", shape, "[0,40]", name), tensor_entry("F32", "[3]", "[40,52]", "v"),
        tensor_entry("F32", "[]", "[52,56]", "s"), tensor_entry("F16", "[1,2,1]", "[56,60]", "cube"),
        tensor_entry("F8_E4M3", "[2,2]", "[60,64]", "f8"),
        tensor_entry("I64", "[1]", "[64,72]", "ids"),
@@ -111,6 +111,17 @@ TEST_F(CheckpointDirectory, VectorsAndScalarsReadAsOneRow) {
   checkpoint.read("none", {0, 0}, {0, 7}, nullptr);
 }
 
+TEST_F(CheckpointDirectory, AStackOfMatricesReadsAsTheirRowsBehindOneAnother) {
+  put(matrix_file("m", "[2,2,5]"));
+  const Checkpoint checkpoint(directory());
+  EXPECT_EQ(read_bf16(checkpoint, {1, 3}, {3, 5}), (std::vector<float>{13, 14, 23, 24}));
+  EXPECT_THAT(error_of(ExitCode::kData,
+                       [&] {
+                         read_bf16(checkpoint, {0, 5}, {0, 5});
+                       }),
+              HasSubstr("(it is [4, 5])"));
+}
+
 TEST_F(CheckpointDirectory, JustTheWantedBytesAreRead) {
   put(matrix_file());
   const Checkpoint checkpoint(directory());
@@ -155,7 +166,7 @@ TEST_F(CheckpointDirectory, RectanglesOutsideATensorAreRefused) {
     EXPECT_THAT(message("m", rows, cols), HasSubstr("of tensor 'm' (it is [4, 5])"));
   }
   EXPECT_THAT(message("v", {0, 3}, {0, 1}), HasSubstr("of tensor 'v' (it is [1, 3])"));
-  EXPECT_THAT(message("cube", {0, 1}, {0, 1}), HasSubstr("tensor 'cube' has 3 dimensions"));
+  EXPECT_THAT(message("cube", {0, 3}, {0, 1}), HasSubstr("of tensor 'cube' (it is [2, 1])"));
   EXPECT_THAT(message("f8", {0, 1}, {0, 1}), HasSubstr("tensor 'f8' is stored as F8_E4M3"));
   EXPECT_THAT(message("nope", {0, 1}, {0, 1}), HasSubstr("no tensor 'nope'"));
 }

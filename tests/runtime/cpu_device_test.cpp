@@ -182,7 +182,8 @@ void CpuDeviceGemm::check_activation(const WeightShape& shape, std::int64_t rows
   const Guarded h_memory(*device_, tile_bytes(rows, shape.padded_outputs()));
   const Tiles x_tiles = tiles(x_memory, rows, shape.padded_inputs());
   const Tiles h_tiles = tiles(h_memory, rows, shape.padded_outputs());
-  device_->tile_rows(in_dtype(x, model_).data(), shape.inputs, model_, shape.inputs, x_tiles);
+  device_->tile_rows({.data = in_dtype(x, model_).data(), .stride = shape.inputs}, model_,
+                     shape.inputs, x_tiles);
   device_->gemm_activation(weight, with_bias ? packed.data() : nullptr, activation, model_, x_tiles,
                            h_tiles);
 
@@ -238,7 +239,7 @@ TEST_P(CpuDeviceGemm, NoRowsAreNoWork) {
   const Tiles none{guard.data(), 0, height(0), shape.padded_inputs()};
   device_->gemm_activation(weight, nullptr, {.gated = false}, model_, none, none);
   device_->gemm_merge(weight, none, {guard.as<float>(), 0, 1, kGroup, 0, 0}, 0, 0);
-  device_->tile_rows(nullptr, 40, model_, 40, none);
+  device_->tile_rows({.data = nullptr, .stride = 40}, model_, 40, none);
   device_->untile_rows(none, model_, 40, guard.data(), 40);
 }
 
@@ -265,7 +266,8 @@ void CpuDeviceGemm::check_merge(const WeightShape& shape, std::int64_t rows, std
     const Weight weight = make_weight(*device_, shape, model_, kernel_, w);
     const Guarded h_memory(*device_, tile_bytes(rows, shape.padded_inputs()));
     const Tiles h_tiles = tiles(h_memory, rows, shape.padded_inputs());
-    device_->tile_rows(in_dtype(h, model_).data(), shape.inputs, model_, shape.inputs, h_tiles);
+    device_->tile_rows({.data = in_dtype(h, model_).data(), .stride = shape.inputs}, model_,
+                       shape.inputs, h_tiles);
     const int merges = plan.merges[as_size(b)];
     device_->gemm_merge(weight, h_tiles, stack, stack_height, merges);
     stack_height += 1 - merges;
@@ -315,7 +317,9 @@ TEST_P(CpuDeviceGemm, MergesAddInTheOrderOfTheTree) {
         make_weight(*device_, shape, model_, kernel_, fractions(70 * 40, seed + 1));
     const Guarded h_memory(*device_, tile_bytes(rows, shape.padded_inputs()));
     const Tiles h = tiles(h_memory, rows, shape.padded_inputs());
-    device_->tile_rows(in_dtype(fractions(rows * 40, seed + 2), model_).data(), 40, model_, 40, h);
+    device_->tile_rows(
+        {.data = in_dtype(fractions(rows * 40, seed + 2), model_).data(), .stride = 40}, model_, 40,
+        h);
     device_->gemm_merge(weight, h, alone, static_cast<int>(b), 0);
     const int merges = plan.merges[as_size(b)];
     device_->gemm_merge(weight, h, stack, stack_height, merges);
@@ -349,7 +353,8 @@ TEST_P(CpuDeviceGemm, CallersThatFlushDenormalsGetTheSameBits) {
     const Guarded y_memory(*device, rows * 64 * size_of(DType::kF32));
     const Tiles x_tiles = tiles(x_memory, rows, 64);
     const Tiles h = tiles(h_memory, rows, 64);
-    device->tile_rows(in_dtype(x, DType::kF32).data(), 64, DType::kF32, 64, x_tiles);
+    device->tile_rows({.data = in_dtype(x, DType::kF32).data(), .stride = 64}, DType::kF32, 64,
+                      x_tiles);
     device->gemm_activation(weight, nullptr, {ActivationKind::kIdentity, false}, model_, x_tiles,
                             h);
     device->gemm_merge(weight, x_tiles, {p_memory.as<float>(), rows, 1, kGroup, rows * kGroup, 0},

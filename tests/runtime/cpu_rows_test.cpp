@@ -51,7 +51,7 @@ TEST_P(CpuRows, GoIntoTilesWithZerosAroundAndComeBack) {
         const std::int64_t elements = tiles.padded_rows() * width;
         std::vector<std::byte> memory(as_size(elements * size_of(storage)) + 64, kPoison);
         tiles.data = memory.data();
-        device_->tile_rows(x.data(), stride, model, columns, tiles);
+        device_->tile_rows({.data = x.data(), .stride = stride}, model, columns, tiles);
 
         const std::vector<float> in = as_floats(x.data(), rows * stride, model);
         const std::vector<float> out = as_floats(memory.data(), elements, storage);

@@ -15,3 +15,7 @@ gatefold_test(cpu_rows SOURCES runtime/cpu_rows_test.cpp LABELS exact)
 # Spinning OpenMP threads that share their cores with other tests take ten times as long.
 set_tests_properties(cpu_device cpu_rows PROPERTIES ENVIRONMENT "OMP_WAIT_POLICY=passive")
 gatefold_test(row_kernel SOURCES runtime/row_kernel_test.cpp LABELS exact)
+gatefold_test(router_kernels SOURCES runtime/router_kernels_test.cpp LABELS exact)
+gatefold_test(expert_device SOURCES runtime/expert_device_test.cpp LABELS exact)
+gatefold_test(many_rows SOURCES runtime/many_rows_test.cpp)
+gatefold_test(combine_rows SOURCES runtime/combine_rows_test.cpp LABELS exact)

@@ -3,7 +3,7 @@ find_program(GATEFOLD_BASH bash REQUIRED)
 function(gatefold_style_test check labels)
   add_test(NAME style.${check}
            COMMAND ${GATEFOLD_BASH} ${PROJECT_SOURCE_DIR}/tests/style/${check}.sh ${ARGN}
-           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} COMMAND_EXPAND_LISTS)
   set_tests_properties(style.${check} PROPERTIES LABELS "${labels}" SKIP_RETURN_CODE 77 TIMEOUT 120)
 endfunction()
 

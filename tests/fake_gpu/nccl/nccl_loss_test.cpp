@@ -98,7 +98,7 @@ TEST_F(NcclLoss, SurvivorsOfAKilledRankGetARemoteErrorAndNothingStaysBehind) {
     return 0;
   });
   EXPECT_EQ(codes, std::vector<int>({0, -SIGKILL, 0}));
-  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30));
   EXPECT_EQ(files(), before);
 }
 

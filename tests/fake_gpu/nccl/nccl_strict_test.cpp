@@ -31,6 +31,8 @@ class Strict : public NcclTest {
     EXPECT_EQ(ncclAllReduce(a_.data(), a_.data(), 1, ncclFloat32, ncclSum, comm_, stream_),
               ncclInvalidUsage);
     EXPECT_EQ(ncclCommDestroy(comm_), ncclInvalidUsage) << "only an abort ends it";
+    // To a rank that hasn't looked yet, one that aborts is a lost peer.
+    MPI_Barrier(MPI_COMM_WORLD);
     EXPECT_EQ(ncclCommAbort(comm_), ncclSuccess);
     comm_ = nullptr;
     EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
@@ -137,6 +139,19 @@ TEST_F(Strict, ACallBeforeTheLastOneIsThrough) {
   EXPECT_EQ(ncclAllReduce(a_.data(), a_.data(), 1, ncclFloat32, ncclSum, comm_, stream_),
             ncclInvalidArgument);
   EXPECT_EQ(finish(comm_, stream_), ncclSuccess);
+}
+
+TEST_F(Strict, ACallIsThroughWithTheSecondPoll) {
+  EXPECT_EQ(ncclAllReduce(a_.data(), a_.data(), 1, ncclFloat32, ncclSum, comm_, stream_),
+            ncclInProgress);
+  ncclResult_t state = ncclSuccess;
+  EXPECT_EQ(ncclCommGetAsyncError(comm_, &state), ncclSuccess);
+  EXPECT_EQ(state, ncclInProgress);
+  EXPECT_EQ(cudaStreamQuery(stream_), cudaSuccess) << "nothing is on the stream yet";
+  EXPECT_EQ(ncclCommGetAsyncError(comm_, &state), ncclSuccess);
+  EXPECT_EQ(state, ncclSuccess);
+  EXPECT_EQ(finish(comm_, stream_), ncclSuccess);
+  EXPECT_EQ(a_.get()[0], static_cast<float>(size()));
 }
 
 TEST_F(Strict, ARankThatJoinsTwice) {

@@ -55,6 +55,7 @@ class OnDevice {
   void set(const std::vector<T>& values) {
     EXPECT_EQ(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice),
               cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // pageable memory may still be on its way
   }
   std::vector<T> get() const {
     std::vector<T> values(count_);

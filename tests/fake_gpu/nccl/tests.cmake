@@ -16,8 +16,6 @@ gatefold_gpu_test(nccl_communicator
   SOURCES parallel/communicator_test.cpp parallel/nccl_communicator_test.cpp NP 1 2 3 4
   LINK gatefold_parallel NCCL::nccl)
 
-# A job in which NCCL fails ends as the program does.
-add_executable(nccl_job fake_gpu/nccl/job.cpp)
-target_link_libraries(nccl_job PRIVATE gatefold_parallel CUDA::cudart NCCL::nccl gatefold_options)
-gatefold_fake_gpu_test(nccl_job
-  COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/fake_gpu/nccl/job.sh ${GATEFOLD_MPIRUN} -- $<TARGET_FILE:nccl_job>)
+# A layer in a program that has a stream and a communicator of its own.
+gatefold_gpu_test(callers_gpu SOURCES layers/callers_gpu_test.cpp KERNELS product NP 1 2
+  LINK gatefold_layers NCCL::nccl LABELS exact)

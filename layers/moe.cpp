@@ -1,0 +1,267 @@
+#include "layers/moe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "layers/kernel_choice.h"
+#include "parallel/agreement.h"
+#include "runtime/error.h"
+#include "runtime/phases.h"
+
+namespace gatefold {
+namespace {
+
+std::size_t as_size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+std::int64_t blocks_of(const MoeSpec& spec, const MoeOptions& options) {
+  return options.expert_blocks > 0 ? options.expert_blocks
+                                   : default_expert_blocks(spec.intermediate_size());
+}
+
+/// What a caller may have got wrong, and nothing later would notice.
+void check_spec(const MoeSpec& spec) {
+  check(spec.route);
+  const auto fail = [&](const std::string& problem, const char* why) {
+    throw Error(ExitCode::kUsage, fmt::format("mixture of experts {} has {} ({}); correct its "
+                                              "MoeSpec",
+                                              spec.layer, problem, why));
+  };
+  if (std::ssize(spec.experts) != spec.route.experts) {
+    fail(fmt::format("{} experts and a router for {}", spec.experts.size(), spec.route.experts),
+         "an expert belongs to each row of the router");
+  }
+  for (const FfnSpec& expert : spec.experts) {
+    const bool same = expert.hidden_size == spec.hidden_size &&
+                      expert.intermediate_size == spec.intermediate_size();
+    if (same) continue;
+    fail(fmt::format("an expert of {}x{} among those of {}x{}", expert.hidden_size,
+                     expert.intermediate_size, spec.hidden_size, spec.intermediate_size()),
+         "all are of one shape");
+  }
+  for (const FfnSpec& shared : spec.shared) {
+    if (shared.hidden_size == spec.hidden_size) continue;
+    fail(fmt::format("hidden size {} and a shared expert of {}", spec.hidden_size,
+                     shared.hidden_size),
+         "their outputs are added up");
+  }
+}
+
+/// The options with all choices made: V of the experts, and one kernel for all GEMMs.
+MoeOptions settled(const MoeSpec& spec, const MoePlace& place, MoeOptions options) {
+  check_spec(spec);
+  if (options.linear.reduce == Reduce::kFast) {
+    throw Error(ExitCode::kUsage,
+                "experts with --reduce fast (a mixture of experts is computed in the exact mode "
+                "only so far); leave the option out");
+  }
+  options.expert_blocks = blocks_of(spec, options);
+  if (!options.linear.kernel) {
+    options.linear.kernel =
+        choose_kernel(*place.world, *place.device, options.linear.dtype, moe_shapes(spec, options))
+            .kernel;
+  }
+  return options;
+}
+
+LinearOptions of_experts(const MoeOptions& options) {
+  LinearOptions linear = options.linear;
+  linear.blocks = options.expert_blocks;
+  return linear;
+}
+
+/// Sums of shared experts stay fp32, and each home gets its own rows.
+MlpOptions of_shared(const MoeOptions& options) {
+  MlpOptions mlp;
+  mlp.linear = options.linear;
+  mlp.linear.output_dtype = DType::kF32;
+  mlp.output_rows = Rows::kScattered;
+  return mlp;
+}
+
+/// Every row's experts in ascending order.
+void sort_choices(const Choices& routing, Choices& ascending) {
+  ascending.resize(routing.rows, routing.top_k);
+  std::vector<std::size_t> order(as_size(routing.top_k));
+  for (std::int64_t row = 0; row < routing.rows; ++row) {
+    const auto ids = routing.ids_of(row);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::sort(order, {}, [ids](std::size_t i) { return ids[i]; });
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const std::size_t at = as_size(row * routing.top_k) + i;
+      ascending.ids[at] = ids[order[i]];
+      ascending.weights[at] = routing.weight(row, order[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void check_choices(const Choices& given, const RouteRule& rule, std::int64_t rows) {
+  const std::int64_t count = rows * rule.top_k;
+  const bool whole = std::ssize(given.ids) == count && std::ssize(given.weights) == count;
+  if (given.rows != rows || given.top_k != rule.top_k || !whole) {
+    throw Error(ExitCode::kData,
+                fmt::format("a routing of {} rows with {} experts each (expected {} and {}); give "
+                            "topk_ids and topk_weights of this layer and these tokens",
+                            given.rows, given.top_k, rows, rule.top_k));
+  }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto ids = given.ids_of(row);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const bool outside = ids[i] < 0 || ids[i] >= rule.experts;
+      const bool again = std::find(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i),
+                                   ids[i]) != ids.begin() + static_cast<std::ptrdiff_t>(i);
+      if (!outside && !again) continue;
+      throw Error(
+          ExitCode::kData,
+          fmt::format("expert {} in row {} of a given routing ({}); correct topk_ids", ids[i], row,
+                      outside ? fmt::format("experts count from 0 to {}", rule.experts - 1)
+                              : std::string("it is there twice")));
+    }
+  }
+}
+
+std::vector<WeightShape> moe_shapes(const MoeSpec& spec, const MoeOptions& options) {
+  std::vector<WeightShape> shapes = ffn_shapes(spec.experts.front(), blocks_of(spec, options));
+  for (const FfnSpec& shared : spec.shared) {
+    for (const WeightShape& shape : ffn_shapes(shared, options.linear.blocks)) {
+      if (std::ranges::find(shapes, shape) == shapes.end()) shapes.push_back(shape);
+    }
+  }
+  return shapes;
+}
+
+Moe::Moe(const MoeSpec& spec, const TensorSource& source, const MoePlace& place,
+         const MoeOptions& options)
+    : hidden_(spec.hidden_size),
+      place_(place),
+      options_(settled(spec, place, options)),
+      exchange_(*place.world, *place.device, {spec.route.experts, place.ep()}, place.etp->size(),
+                spec.hidden_size, options.linear.dtype, options.dispatcher) {
+  // Groups for experts and for shared ones aren't the same ranks: none of one may wait for a rank
+  // that has failed in the other.
+  run_agreed(*place.world, [&] {
+    const int group = place.world->rank() / place.etp->size();
+    experts_.emplace(spec, ExpertPlacement{spec.route.experts, place.ep()}.owned(group), source,
+                     Place{place.device, place.etp}, of_experts(options_));
+    router_.emplace(spec, source, *place.device);
+    if (spec.shared_gate) {
+      shared_gate_ = load_router(source, *spec.shared_gate, 1, hidden_, *place.device);
+    }
+  });
+  run_agreed(*place.world, [&] {
+    for (const FfnSpec& shared : spec.shared) {
+      shared_.emplace_back(shared, source, Place{place.device, place.tp}, of_shared(options_));
+    }
+  });
+}
+
+Range Moe::home(std::int64_t group_rows) const {
+  return even_part(group_rows, place_.tp->size(), place_.tp->rank());
+}
+
+void Moe::reserve(const RowCount& rows) {
+  // Other ranks share an expert than a batch, and these may have reserved its rows already.
+  experts_->share(std::max(rows.global, reserved_.global));
+  check_rows(rows);
+  if (rows.local <= reserved_.local && rows.global <= reserved_.global) return;
+  const RowCount most{std::max(rows.local, reserved_.local),
+                      std::max(rows.global, reserved_.global)};
+  for (Mlp& shared : shared_) shared.share(most);
+  const std::int64_t own = ceil_div(most.local, place_.tp->size());
+  Device& device = *place_.device;
+  const auto grow = [&device](Buffer& buffer, std::int64_t values) {
+    const std::int64_t bytes = values * size_of(DType::kF32);
+    if (buffer.bytes() < bytes) buffer = device.allocate(bytes);
+  };
+  router_->reserve(own);
+  if (shared_gate_.bytes() > 0) grow(gate_logits_, own);
+  experts_->reserve(most.global);
+  shared_rows_.resize(shared_.size());
+  for (std::size_t i = 0; i < shared_.size(); ++i) {
+    shared_[i].reserve(most);
+    grow(shared_rows_[i], own * hidden_);
+  }
+  reserved_ = most;
+}
+
+void Moe::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
+  const std::optional<Choices> given = std::exchange(replayed_, std::nullopt);
+  std::exception_ptr failed;  // on this rank alone: the others learn of it with the plan
+  try {
+    reserve(rows);
+    if (given) {
+      check_choices(*given, router_->rule(), rows.local);
+      routing_ = given->part(home(rows.local));
+    } else {
+      route(x, rows);
+    }
+  } catch (const std::exception&) {
+    failed = std::current_exception();
+    routing_.resize(0, router_->rule().top_k);
+  }
+  {
+    Phases phases(*place_.device);
+    phases.enter("plan");
+    sort_choices(routing_, ascending_);
+    exchange_.plan(ascending_, failed, given.has_value());
+  }
+  run_experts(x, rows, y);
+}
+
+void Moe::route(const std::byte* x, const RowCount& rows) {
+  Phases phases(*place_.device);
+  phases.enter("route");
+  const Range own = home(rows.local);
+  const DType dtype = options_.linear.dtype;
+  router_->route(x + own.begin * hidden_ * size_of(dtype), dtype, own.size(), routing_);
+}
+
+void Moe::run_experts(const std::byte* x, const RowCount& rows, std::byte* y) {
+  const std::int64_t row_bytes = hidden_ * size_of(options_.linear.dtype);
+  const Range own = home(rows.local);
+  exchange_.dispatch(x + own.begin * row_bytes);
+  experts_->forward(exchange_);
+  add_shared(x, rows);
+  exchange_.combine(shared_views_, y + own.begin * row_bytes);
+  if (place_.tp->size() == 1) return;
+  Phases phases(*place_.device);
+  phases.enter("gather");
+  parts_.clear();
+  for (int r = 0; r < place_.tp->size(); ++r) {
+    parts_.push_back(even_part(rows.local, place_.tp->size(), r).size() * row_bytes);
+  }
+  place_.tp->all_gather_v(y, parts_);
+}
+
+/// Each shared expert's rows of this home, counted once whatever the grid.
+void Moe::add_shared(const std::byte* x, const RowCount& rows) {
+  shared_views_.clear();
+  if (shared_.empty()) return;
+  Phases phases(*place_.device);
+  phases.enter("shared");
+  const Range own = home(rows.local);
+  const float* gate = nullptr;
+  if (shared_gate_.bytes() > 0) {
+    const std::byte* own_x = x + own.begin * hidden_ * size_of(options_.linear.dtype);
+    place_.device->router_logits({own_x, options_.linear.dtype, own.size(), hidden_,
+                                  shared_gate_.as<float>(), nullptr, 1, gate_logits_.as<float>()});
+    gate = gate_logits_.as<float>();
+  }
+  for (std::size_t i = 0; i < shared_.size(); ++i) {
+    shared_[i].forward(x, rows, shared_rows_[i].data());
+    shared_views_.push_back({shared_rows_[i].as<float>(), gate});
+  }
+}
+
+void Moe::wait() {
+  place_.world->wait();  // with its deadline
+  place_.tp->wait();
+  place_.etp->wait();
+  place_.device->synchronize();
+}
+
+}  // namespace gatefold

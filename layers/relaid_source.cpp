@@ -1,0 +1,67 @@
+#include "layers/relaid_source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/error.h"
+
+namespace gatefold {
+
+RelaidSource::RelaidSource(const ModelConfig& config, std::unique_ptr<TensorSource> source,
+                           const std::vector<std::int64_t>& layers)
+    : source_(std::move(source)) {
+  if (config.bias) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("experts of {} in the layout {} (they have biases, which move with no "
+                            "layout so far); leave it out",
+                            config.path, name_of(layout_of(config))));
+  }
+  ModelConfig canonical = config;
+  canonical.moe->spelling = 0;
+  for (const std::int64_t layer : layers) {
+    if (config.is_moe(layer)) add_layer(config.moe_spec(layer), canonical.moe_spec(layer));
+  }
+}
+
+void RelaidSource::add_layer(const MoeSpec& here, const MoeSpec& there) {
+  const std::int64_t hidden = here.hidden_size;
+  const std::int64_t inner = here.intermediate_size();
+  add(here.router, there.router, here.route.experts);
+  if (here.router_bias) add(*here.router_bias, *there.router_bias, 1);
+  if (here.correction_bias) add(*here.correction_bias, *there.correction_bias, 1);
+  for (std::size_t e = 0; e < here.experts.size(); ++e) {
+    const FfnSpec& one = here.experts[e];
+    const FfnSpec& other = there.experts[e];
+    if (one.gate) add(*one.gate, *other.gate, inner);
+    add(one.up, other.up, inner);
+    add(one.down, other.down, hidden);
+  }
+}
+
+void RelaidSource::add(const TensorRef& here, const TensorRef& there, std::int64_t rows) {
+  Tensor& tensor = tensors_[here.name];
+  tensor.info = {source_->find(there.name)->dtype, here.stored_shape};
+  tensor.runs.push_back({{here.row_offset, here.row_offset + rows}, there.name, there.row_offset});
+}
+
+std::optional<TensorInfo> RelaidSource::find(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? source_->find(name) : found->second.info;
+}
+
+void RelaidSource::read(const std::string& name, Range rows, Range cols, std::byte* out) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) return source_->read(name, rows, cols, out);
+  const std::int64_t row_bytes = cols.size() * size_of(found->second.info.dtype);
+  for (const Run& run : found->second.runs) {
+    const Range part{std::max(rows.begin, run.rows.begin), std::min(rows.end, run.rows.end)};
+    if (part.empty()) continue;
+    const std::int64_t first = run.first + part.begin - run.rows.begin;
+    source_->read(run.name, {first, first + part.size()}, cols,
+                  out + (part.begin - rows.begin) * row_bytes);
+  }
+}
+
+}  // namespace gatefold

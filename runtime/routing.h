@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+
+namespace gatefold {
+
+/// The most experts a layer may have, and the most of them that a token may go to.
+inline constexpr std::int64_t kMaxExperts = 1024;
+inline constexpr std::int64_t kMaxTopK = 32;
+
+/// What the weights of a token's experts are made of.
+enum class Score {
+  kSoftmax,          // of all logits (Mixtral, Qwen, DeepSeek-V2, Switch)
+  kSoftmaxOfChosen,  // experts are chosen by their logits; of the chosen ones' (GPT-OSS)
+  kSigmoid,          // of each logit (DeepSeek-V3, GLM-4.5)
+  kSigmoidOfChosen,  // the same, but experts are chosen by their logits (Llama-4)
+};
+
+/// What a group of experts is judged by, where only the best groups' experts may be chosen.
+enum class GroupScore {
+  kBest,     // its best expert (DeepSeek-V2)
+  kTwoBest,  // the sum of its two best (DeepSeek-V3), or its only one
+};
+
+/// How logits become experts and weights, all in fp32, each step rounded once:
+///   score    s = softmax(l), sigmoid(l), or l itself where chosen by logits. softmax is
+///            exp(l - max) / sum, the sum by 32 lanes over the experts as in LogitRows, max the
+///            largest l that isn't NaN
+///   choice   c = s, plus the correction bias where there is one
+///   groups   where there are several: experts of all but the kept_groups best groups of E / groups
+///            neighbours get c = -inf; of equal groups the lowest stays, NaN counts as -inf
+///   top-k    the k largest c, the largest first; of equals (-0 equals +0) the lowest id; NaN
+///            counts as -inf, in groups too. So ids are k different ones, whatever the logits are
+///   weight   w = s of the chosen, or softmax or sigmoid of the chosen ones' logits; never c.
+///            normalize: w / (sum of w + epsilon); then w * scaling where that isn't 1.
+///            Sums over the chosen go in the order in which they were chosen. NaN has one pattern.
+struct RouteRule {
+  std::int64_t experts = 0;  // E
+  std::int64_t top_k = 0;    // k
+  Score score = Score::kSoftmax;
+  std::int64_t groups = 1;
+  std::int64_t kept_groups = 1;
+  GroupScore group_score = GroupScore::kBest;
+  bool normalize = false;
+  float epsilon = 0.0F;
+  float scaling = 1.0F;
+};
+
+/// Throws Error 65 for numbers that can't be: more experts than there may be, groups of several
+/// sizes.
+void check(const RouteRule& rule);
+
+}  // namespace gatefold

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Two nodes with a network between them: right, over a slow link too; and where the link is cut or a
+# node is lost, the job ends in time and says who is missing.
+set -euo pipefail
+# shellcheck source=tests/cluster/machines.sh
+source "$(dirname "${BASH_SOURCE[0]}")/machines.sh"
+enter_machines ip mpirun
+add_node node0 10
+add_node node1 11
+
+on_ranks() { # NAME CODE WORDS HOSTS ARGUMENT…
+  case_of "${@:1:3}" on node0 "$here/launch/run" --host "$4" --build "$GATEFOLD_BUILD" -- "${@:5}"
+}
+both="shared memory within a node, messages between nodes"
+experts=(verify --config "$here/configs/qwen3-30b-a3b.json" --tokens 12)
+
+#        what                                 code words                           hosts
+on_ranks "a dense layer on 2 + 2"                0 "ranks     4 = tp 4|rank 1 +node0|rank 2 +node1|$both|$right" node0:2,node1:2 verify --model "$model" --verbose
+on_ranks "a dense layer on 1 + 2"                0 "ranks     3 = tp 3|$both|$right" node0:1,node1:2 verify --model "$model" --tp 3
+on_ranks "experts on 2 + 2"                      0 "ranks     4 = |$both|$right"    node0:2,node1:2 "${experts[@]}" --tp 2 --ep 4
+on_ranks "experts on 1 + 2"                      0 "ranks     3 = |$both|$right"    node0:1,node1:2 "${experts[@]}"
+on_ranks "bench"                                 0 "ranks     4$|$both|0 OK"        node0:2,node1:2 bench --model "$model" --tokens 8 --iterations 3
+on_ranks "the program's code"                   66 "nowhere/config.json"            node0:1,node1:1 verify --model nowhere
+holds "nothing is left of them" nothing_left node0 node1
+
+# Slow is not lost: 5 ms each way, or 20 Mbit/s where the kernel knows no delay.
+slow() { on node1 tc qdisc add dev eth0 root "$@" 2>/dev/null; }
+if ! slow netem delay 5ms && ! slow tbf rate 20mbit burst 32kbit latency 400ms; then
+  echo "not tested: a slow link (this kernel has neither netem nor tbf)"
+else
+  on_ranks "a slow link"                         0 "$right"                         node0:2,node1:2 verify --model "$model" --timeout 5
+  on node1 tc qdisc del dev eth0 root
+fi
+
+# in_mid_run CODE WORDS NAME COMMAND…: COMMAND happens while a job runs.
+in_mid_run() {
+  cases=$((cases + 1))
+  (
+    before=$failed
+    on_ranks "$3" "$1" "$2" "node0:2,node1:2" bench --model "$model" --tokens 16 \
+      --iterations 1000000 --hot --no-check --timeout 3
+    exit $((failed > before))
+  ) &
+  wait_for_traffic node1
+  "${@:4}"
+  wait $! || lost_cases=$((lost_cases + 1))
+}
+lost_cases=0
+lost='lost communication with a remote daemon'
+missing='rank [01]\] gatefold: no .* for 3 s .*the benchmark .*peer'
+#                            name
+in_mid_run 205 "$lost"       "a daemon is lost"    lose node1 orted
+holds "nothing is left of it on the other" nothing_left node0
+in_mid_run 75 "$missing|mpirun has not ended" "the link is cut" on node1 ip link set eth0 down
+holds "nothing is left of it here" nothing_left node0
+holds "no rank is left there" no_process node1 '/gatefold bench'
+failed=$((failed + lost_cases))
+finish
