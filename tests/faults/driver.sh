@@ -85,6 +85,14 @@ watch_job() { # PID
   late=$(((tenths - fault) / 10))
   status=0
   wait "$1" 2>/dev/null || status=$?
+  if ((quiet >= 20)); then status=$(told_status); fi
+}
+
+# With what the first rank ended, as mpirun said before it stayed; 137 if it said nothing.
+told_status() {
+  local told
+  told=$(sed -nE 's/^ *Exit code: +([0-9]+)$/\1/p; s/.* exited on signal ([0-9]+) .*/128+\1/p' "$job/stderr" | head -n 1)
+  echo $((${told:-137}))
 }
 
 # Are there processes of the job? JOB/left names them, as /proc/PID/environ.
