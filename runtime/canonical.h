@@ -27,7 +27,9 @@ constexpr Range owned_blocks(std::int64_t blocks, std::int64_t ranks, std::int64
 }
 
 /// What tiles of a CPU may have.
-constexpr std::array<std::int64_t, 5> kCpuTileHeights{1, 16, 32, 48, 64};
+constexpr std::array<std::int64_t, 9> kCpuTileHeights{1, 8, 16, 24, 32, 40, 48, 56, 64};
+/// The same with AMX, whose registers have 16 rows: fewer take as long.
+constexpr std::array<std::int64_t, 5> kAmxTileHeights{1, 16, 32, 48, 64};
 
 /// Rows per tile for `rows` rows in all ranks together: as few tiles as the largest of `heights`
 /// allows, and for as many the smallest height that does. The heights, ascending, are the device's.

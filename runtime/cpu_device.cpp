@@ -152,7 +152,10 @@ class CpuDevice final : public Device {
     const long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
     return bytes > 0 ? bytes : std::int64_t{32} << 20;
   }
-  std::span<const std::int64_t> tile_heights() const override { return kCpuTileHeights; }
+  std::span<const std::int64_t> tile_heights() const override {
+    if (OnednnGemm::multiplies_by_amx()) return kAmxTileHeights;
+    return kCpuTileHeights;
+  }
 
   Buffer allocate(std::int64_t bytes) override { return allocate_bytes(bytes); }
   void upload(std::byte* out, const std::byte* host, std::int64_t bytes) override {
@@ -328,7 +331,8 @@ SelfCheck CpuDevice::self_check(const WeightShape& shape, DType storage) {
   const std::int64_t rest = shape.groups() * kGroup % base;  // the last panel's width, if another
   SelfCheck result{true, true, "", 0};
   Fnv1a fingerprint;
-  for (const std::int64_t rows : {16, 32, 48, 64}) {
+  for (const std::int64_t rows : tile_heights()) {
+    if (rows == 1) continue;  // never the library's
     std::map<std::int64_t, TileGemm> gemms;
     for (const std::int64_t columns : tile_columns(shape, storage, threads_)) {
       const std::shared_ptr<OnednnGemm> gemm =

@@ -19,6 +19,8 @@ std::string OnednnGemm::implementation() const { return ""; }
 
 bool OnednnGemm::multiplies_bf16() { return false; }
 
+bool OnednnGemm::multiplies_by_amx() { return false; }
+
 std::string onednn_version() { return ""; }
 
 }  // namespace gatefold

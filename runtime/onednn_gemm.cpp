@@ -136,11 +136,11 @@ const char* isa_name() {
 }  // namespace
 
 bool OnednnGemm::multiplies_bf16() {
-  switch (dnnl::get_effective_cpu_isa()) {
-    case dnnl::cpu_isa::avx512_core_bf16:
-    case dnnl::cpu_isa::avx512_core_amx: return true;
-    default: return false;
-  }
+  return multiplies_by_amx() || dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_bf16;
+}
+
+bool OnednnGemm::multiplies_by_amx() {
+  return dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx;
 }
 
 std::string onednn_version() {

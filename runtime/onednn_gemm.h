@@ -34,6 +34,8 @@ class OnednnGemm {
 
   /// Whether the CPU, as oneDNN may use it, multiplies bf16.
   static bool multiplies_bf16();
+  /// Whether it does so by AMX.
+  static bool multiplies_by_amx();
 
  private:
   struct State;

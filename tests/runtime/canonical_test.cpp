@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,21 +90,29 @@ std::vector<Range> runs_of(std::int64_t count, unsigned cuts) {
 }
 
 TEST(TileRows, FollowTheTableOfTheRule) {
-  const std::vector<std::pair<std::int64_t, std::int64_t>> table{
-      {0, 1},    {1, 1},    {2, 16},   {15, 16},  {16, 16},  {17, 32},   {32, 32},     {33, 48},
-      {48, 48},  {49, 64},  {64, 64},  {65, 48},  {96, 48},  {97, 64},   {128, 64},    {129, 48},
-      {144, 48}, {145, 64}, {192, 64}, {193, 64}, {257, 64}, {1000, 64}, {1 << 20, 64}};
-  for (const auto& [rows, height] : table) EXPECT_EQ(tile_rows(rows), height) << rows << " rows";
+  const std::vector<std::array<std::int64_t, 3>> table{
+      {0, 1, 1},     {1, 1, 1},     {2, 8, 16},    {8, 8, 16},    {9, 16, 16},   {16, 16, 16},
+      {17, 24, 32},  {32, 32, 32},  {33, 40, 48},  {48, 48, 48},  {49, 56, 64},  {64, 64, 64},
+      {65, 40, 48},  {80, 40, 48},  {81, 48, 48},  {97, 56, 64},  {128, 64, 64}, {129, 48, 48},
+      {144, 48, 48}, {145, 56, 64}, {192, 64, 64}, {193, 56, 64}, {257, 56, 64}, {1 << 20, 64, 64}};
+  for (const auto& [rows, height, with_amx] : table) {
+    EXPECT_EQ(tile_rows(rows), height) << rows << " rows";
+    EXPECT_EQ(tile_rows(rows, kAmxTileHeights), with_amx) << rows << " rows";
+  }
 }
 
-TEST(TileRows, AreTheFewestTilesOfAtMost64RowsAndAMultipleOf16) {
-  for (std::int64_t rows = 2; rows <= 4096; ++rows) {
-    const std::int64_t height = tile_rows(rows);
-    const std::int64_t tiles = ceil_div(rows, 64);
-    ASSERT_EQ(height % 16, 0) << rows;
-    ASSERT_LE(height, 64) << rows;
-    ASSERT_GE(tiles * height, rows) << rows;
-    ASSERT_LT(tiles * (height - 16), rows) << rows << " rows would fit lower tiles";
+TEST(TileRows, AreTheFewestTilesOfAtMost64RowsAndAMultipleOfTheirStep) {
+  const std::pair<std::span<const std::int64_t>, std::int64_t> rules[] = {{kCpuTileHeights, 8},
+                                                                          {kAmxTileHeights, 16}};
+  for (const auto& [heights, step] : rules) {
+    for (std::int64_t rows = 2; rows <= 4096; ++rows) {
+      const std::int64_t height = tile_rows(rows, heights);
+      const std::int64_t tiles = ceil_div(rows, 64);
+      ASSERT_EQ(height % step, 0) << rows;
+      ASSERT_LE(height, 64) << rows;
+      ASSERT_GE(tiles * height, rows) << rows;
+      ASSERT_LT(tiles * (height - step), rows) << rows << " rows would fit lower tiles";
+    }
   }
 }
 

@@ -150,7 +150,8 @@ class CpuDeviceGemm : public ::testing::TestWithParam<Kind> {
     if (!usable(*device_, storage_, kernel_)) GTEST_SKIP() << "oneDNN has no such kernel here";
   }
   std::int64_t height(std::int64_t rows) const {
-    return kernel_ == GemmKernel::kLibraryWhole ? std::max<std::int64_t>(1, rows) : tile_rows(rows);
+    return kernel_ == GemmKernel::kLibraryWhole ? std::max<std::int64_t>(1, rows)
+                                                : tile_rows(rows, device_->tile_heights());
   }
   Tiles tiles(const Guarded& memory, std::int64_t rows, std::int64_t width) const {
     return {memory.data(), rows, height(rows), width, rows <= height(rows)};

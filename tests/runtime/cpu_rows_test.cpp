@@ -47,7 +47,7 @@ TEST_P(CpuRows, GoIntoTilesWithZerosAroundAndComeBack) {
         const std::int64_t stride = columns + 5;
         const std::vector<std::byte> x = counting(rows * stride, model);
         const std::int64_t width = round_up(columns, kInnerStep);
-        Tiles tiles{nullptr, rows, tile_rows(rows), width};
+        Tiles tiles{nullptr, rows, tile_rows(rows, device_->tile_heights()), width};
         const std::int64_t elements = tiles.padded_rows() * width;
         std::vector<std::byte> memory(as_size(elements * size_of(storage)) + 64, kPoison);
         tiles.data = memory.data();
