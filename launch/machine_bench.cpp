@@ -7,6 +7,7 @@
 
 #include "launch/bandwidth.h"
 #include "launch/device_choice.h"
+#include "launch/movement_bench.h"
 #include "launch/outputs.h"
 #include "launch/timing.h"
 #include "launch/topology.h"
@@ -87,7 +88,8 @@ Report MachineBench::header() {
                   {"max", "us", "max_us"},
                   {"TFLOP/s", "", "tflops"},
                   {"algbw", "GB/s", "algbw_gb_per_s"},
-                  {"busbw", "GB/s", "busbw_gb_per_s"}});
+                  {"busbw", "GB/s", "busbw_gb_per_s"},
+                  {"x library", "", "times_library"}});
   return report;
 }
 
@@ -107,6 +109,7 @@ int MachineBench::run() {
     });
     time_all_reduce(first);
     time_all_to_all(first, second);
+    time_movements();
   }
   report_.note(
       "times are a pass's on its slowest rank; rates of gemm, read and copy are those of the "
@@ -115,7 +118,16 @@ int MachineBench::run() {
       "a message's time is half of a round trip, through a window a copy in, a fence and a copy "
       "out; busbw = algbw x 2 (n - 1) / n of an all-reduce, "
       "(n - 1) / n of an all-to-all");
-  if (world_.size() == 1) report_.note("one rank sends nothing: no messages and no collectives");
+  if (world_.size() > 1) {
+    report_.note(
+        "x library: how many times as fast as the library, side by side, the median over passes "
+        "(a canonical sum: as its all-reduce of as many fp32 bytes; dispatch + combine, without "
+        "the plan of which row goes where: as packing, all-to-all-v and unpacking by messages)");
+    // Of a GPU's ranks there is nothing to say.
+    if (!comm_->sharing().empty()) report_.note("canonical sums and rows: " + comm_->sharing());
+  } else {
+    report_.note("one rank sends nothing: no messages and no collectives");
+  }
   publish(world_, options_, report_);
   return static_cast<int>(ExitCode::kOk);
 }
@@ -300,12 +312,27 @@ void MachineBench::time_all_to_all(Buffer& out, Buffer& in) {
   }
 }
 
-void MachineBench::add_row(const Measured& one, Cell tflops, Cell algbw, Cell busbw) {
+void MachineBench::time_movements() {
+  MovementBench bench(options_, world_, *comm_, *device_);
+  for (Movement& one : bench.time_all()) {
+    const Cell times = number(times_library(one), 2);
+    const Measured measured{one.what, one.how, world_.size(), static_cast<double>(one.bytes),
+                            std::move(one.seconds)};
+    if (one.is_all_reduce) {
+      add_message(measured, all_reduce_share(world_.size()), times);
+    } else {
+      add_row(measured, none(), none(), none(), times);
+    }
+  }
+}
+
+void MachineBench::add_row(const Measured& one, Cell tflops, Cell algbw, Cell busbw,
+                           Cell times_library) {
   const auto us = [&](double q) { return number(quantile(one.seconds, q) * 1e6, 2); };
   report_.row({Cell::of(one.what), Cell::of(one.how), whole(one.ranks),
                one.bytes > 0 ? whole(one.bytes) : none(),
                whole(static_cast<double>(one.seconds.size())), us(0.5), us(0), us(0.9), us(1),
-               std::move(tflops), std::move(algbw), std::move(busbw)});
+               std::move(tflops), std::move(algbw), std::move(busbw), std::move(times_library)});
 }
 
 void MachineBench::add_gemm(const Measured& one, double flops) {
@@ -317,9 +344,10 @@ void MachineBench::add_memory(const Measured& one, double bytes) {
   add_row(one, none(), number(rate * 1e-9, 2), none());
 }
 
-void MachineBench::add_message(const Measured& one, double share) {
+void MachineBench::add_message(const Measured& one, double share, Cell times_library) {
   const double rate = algorithm_bandwidth(one.bytes, median(one.seconds));
-  add_row(one, none(), number(rate * 1e-9, 3), number(rate * share * 1e-9, 3));
+  add_row(one, none(), number(rate * 1e-9, 3), number(rate * share * 1e-9, 3),
+          std::move(times_library));
 }
 
 }  // namespace gatefold

@@ -14,8 +14,8 @@
 
 namespace gatefold {
 
-/// bench --machine: GEMM peaks, memory, messages and collectives, of one rank and of all at once.
-/// Needs no model.
+/// bench --machine: GEMM peaks, memory, messages and collectives, of one rank and of all at once,
+/// and what the runtime does in collectives' place. Needs no model.
 class MachineBench {
  public:
   /// Makes the device, and what carries its tensors. Collective over `world`, which must outlive
@@ -45,6 +45,7 @@ class MachineBench {
   void time_pairs();
   void time_all_reduce(Buffer& memory);
   void time_all_to_all(Buffer& out, Buffer& in);
+  void time_movements();
   std::vector<Pair> find_pairs();
   void time_pair(const Pair& pair);
   void time_window(Communicator& both, bool takes_part, const Pair& pair, Buffer& memory);
@@ -55,8 +56,9 @@ class MachineBench {
   std::vector<double> time(bool takes_part, const Load& load);
   void add_gemm(const Measured& one, double flops);
   void add_memory(const Measured& one, double bytes);
-  void add_message(const Measured& one, double share);
-  void add_row(const Measured& one, Cell tflops, Cell algbw, Cell busbw);
+  void add_message(const Measured& one, double share, Cell times_library = Cell::of("-"));
+  void add_row(const Measured& one, Cell tflops, Cell algbw, Cell busbw,
+               Cell times_library = Cell::of("-"));
   Report header();
 
   const Options& options_;

@@ -27,7 +27,20 @@ std::map<std::string, int> checked_rows(const Json& report, int ranks) {
     EXPECT_GT(row["time_us"].get<double>(), 0) << row;
     EXPECT_GE(row["time_us"], row["min_us"]) << row;
     EXPECT_LE(row["time_us"], row["max_us"]) << row;
-    EXPECT_EQ(row["times"], 1) << row;
+    const bool moves = what == "canonical sum" || what == "dispatch + combine";
+    EXPECT_EQ(row["times_library"].is_number(), moves) << row;
+    if (moves) {
+      EXPECT_TRUE(row["times"] >= 1 && row["times"] <= 50) << row;
+      EXPECT_GT(row["times_library"].get<double>(), 0) << row;
+      EXPECT_EQ(row["ranks"], ranks) << row;
+    } else {
+      EXPECT_EQ(row["times"], 1) << row;
+    }
+    if (what == "dispatch + combine") {
+      EXPECT_EQ(row["bytes"], 128 * 4096 * 2) << row;
+      EXPECT_EQ(row["busbw_gb_per_s"], "-") << row;
+      continue;
+    }
     if (what == "gemm") {
       EXPECT_GT(row["tflops"].get<double>(), 0) << row;
       continue;
@@ -37,13 +50,28 @@ std::map<std::string, int> checked_rows(const Json& report, int ranks) {
     if (what == "read" || what == "copy") continue;
     const double bytes = row["bytes"];
     EXPECT_NEAR(algbw, bytes / row["time_us"].get<double>() * 1e-3, 1e-6 * algbw) << row;
-    const double share = what == "all-reduce"   ? all_reduce_share(ranks)
+    const bool reduces = what == "all-reduce" || what == "canonical sum";
+    const double share = reduces                ? all_reduce_share(ranks)
                          : what == "all-to-all" ? all_to_all_share(ranks)
                                                 : 1;
     EXPECT_NEAR(row["busbw_gb_per_s"].get<double>(), algbw * share, 1e-6 * algbw) << row;
     EXPECT_EQ(row["ranks"], what == "message" ? 2 : ranks) << row;
   }
   return rows;
+}
+
+/// Bytes of the canonical sums, by the type of their results.
+std::map<std::string, std::vector<double>> sum_sizes(const Json& report) {
+  std::map<std::string, std::vector<double>> sizes;
+  for (const Json& row : report["rows"]) {
+    if (row["what"] == "canonical sum") sizes[row["how"]].push_back(row["bytes"]);
+  }
+  return sizes;
+}
+std::map<std::string, std::vector<double>> all_sum_sizes() {
+  std::vector<double> sizes;
+  for (int power = 13; power <= 24; ++power) sizes.push_back(std::ldexp(1.0, power));
+  return {{"f32", sizes}, {"bf16", sizes}};
 }
 
 TEST_F(Program, TheMachineIsMeasuredOnOneRankWithoutMessages) {
@@ -73,11 +101,26 @@ TEST_F(Program, TheMachineIsMeasuredOnThreeRanksWithMessagesOfEverySize) {
   EXPECT_EQ(rows.at("all-reduce"), 13);
   EXPECT_EQ(rows.at("all-to-all"), 13);
   EXPECT_EQ(rows.at("message") % 13, 0) << "of each kind of pair, all sizes";
+  EXPECT_EQ(sum_sizes(report), all_sum_sizes());
+  EXPECT_EQ(rows.at("dispatch + combine"), 1);
   const Outcome plot = shell(kSource + "/launch/plot --only bandwidth " + json);
   EXPECT_TRUE(plot.code == 0 || plot.code == 69) << plot.error;  // 69: without matplotlib
   EXPECT_EQ(std::filesystem::exists(path("machine.png")), plot.code == 0);
   for (const char* fact : {"cpu", "hosts", "cores", "comm", "gemm"}) {
     EXPECT_TRUE(report["environment"].contains(fact)) << fact;
+  }
+}
+
+TEST_F(Program, TheMachineIsMeasuredOnTwoRanksByMessagesAloneToo) {
+  const std::string json = path("machine.json");
+  const Outcome two = on_ranks(2, std::string(kMachine) + " --comm mpi --quiet --json " + json);
+  ASSERT_EQ(two.code, 0) << two.error;
+  const Json report = Json::parse(content_of(json));
+  const std::map<std::string, int> rows = checked_rows(report, 2);
+  EXPECT_EQ(sum_sizes(report), all_sum_sizes());
+  EXPECT_EQ(rows.at("dispatch + combine"), 1);
+  if (!testing::on_cuda()) {
+    EXPECT_THAT(two.out, HasSubstr("canonical sums and rows: messages"));
   }
 }
 

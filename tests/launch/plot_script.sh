@@ -51,7 +51,9 @@ sizes = [8, 4096, 1 << 20, 64 << 20]
 machine = [{"what": "gemm", "how": "bf16, 256 cubed", "ranks": 1, "bytes": "-", "tflops": 1.5}]
 machine += [sent(what, how, size, size ** 0.4) for size in sizes
             for what, how in (("message", "same node"), ("message", "other node"),
-                              ("all-reduce", "library's, f32"), ("all-to-all", "equal parts"))]
+                              ("all-reduce", "library's, f32"), ("all-to-all", "equal parts"),
+                              ("canonical sum", "f32"), ("canonical sum", "bf16"))]
+machine += [{**sent("dispatch + combine", "some tokens", 1 << 20, 1), "busbw_gb_per_s": "-"}]
 write("strong", report(strong))
 write("slower", report([layer(n, 64, n ** 0.6) for n in (1, 2, 4, 8)]))
 write("weak", report([layer(n, 64 * n, n ** 0.8, one_rank_tokens=64, scaling="weak")
@@ -97,8 +99,11 @@ assert "weak, weak scaling, 64 tokens a rank" in series, list(series)
 
 bars = plot.phase_bars([read("strong")])
 assert [bar[1] for bar in bars] == ["tp 1", "tp 2", "tp 4", "tp 8"] * 3, "side by side"
-size, rate, _, _ = plot.bandwidth_series([read("machine")])["message, other node"][1]
+sent = plot.bandwidth_series([read("machine")])
+size, rate, _, _ = sent["message, other node"][1]
 assert size == 4096 and near(rate, 4096 ** 0.4)
+assert list(sent)[2:] == ["all-reduce, 8 ranks", "all-to-all, 8 ranks",
+                          "canonical sum, f32, 8 ranks", "canonical sum, bf16, 8 ranks"], list(sent)
 
 figure = plot.draw(plot.use_matplotlib(), [read("strong"), read("machine")], plot.PANELS)
 speed, efficiency, phases, bandwidth = [axes for axes in figure.axes if axes.get_title()]
