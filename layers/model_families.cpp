@@ -199,6 +199,7 @@ const std::vector<ModelFamily>& model_families() {
                         .intermediate_size_key = "intermediate_size",
                         .score = Score::kSoftmaxOfChosen,
                         .router_bias = kAlways,
+                        .expert_bias = kAlways,
                         .names = {{.layout = ExpertLayout::kStackedAlternating,
                                    .router = "mlp.router",
                                    .gate = stacked.gate,
@@ -319,8 +320,9 @@ FfnSpec layer_under_prefix(const ModelConfig& config, std::int64_t layer, std::s
   }
   const ModelFamily& family = family_of(config);
   const auto name = [&](std::string_view module) { return path + std::string(module); };
-  FfnSpec spec = ffn_of_modules(config, layer, config.intermediate_size,
-                                {name(family.gate), name(family.up), name(family.down)});
+  FfnSpec spec =
+      ffn_of_modules(config, layer, config.intermediate_size,
+                     {name(family.gate), name(family.up), name(family.down), config.bias});
   if (config.swish_beta) spec.swish_beta = name(family.beta);
   return spec;
 }
@@ -353,7 +355,7 @@ FfnSpec ffn_of_modules(const ModelConfig& config, std::int64_t layer, std::int64
   if (gated) spec.gate = matrix(modules.gate, 0, inner + fused, hidden);
   spec.up = matrix(modules.up, fused, inner + fused, hidden);
   spec.down = matrix(modules.down, 0, hidden, inner);
-  if (!config.bias) return spec;
+  if (!modules.bias) return spec;
   if (gated) spec.gate_bias = vector(modules.gate, 0, inner + fused);
   spec.up_bias = vector(modules.up, fused, inner + fused);
   spec.down_bias = vector(modules.down, 0, hidden);

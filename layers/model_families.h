@@ -100,6 +100,7 @@ FfnSpec layer_under_prefix(const ModelConfig& config, std::int64_t layer, std::s
 /// Whole names of an MLP's modules, without `.weight`; gate is unused in ungated ones.
 struct FfnModules {
   std::string gate, up, down;
+  bool bias = false;  // of each
 };
 
 /// An MLP of `layer` of width `inner` as the row of `config` stores one.

@@ -202,7 +202,7 @@ FfnSpec stacked_expert(const ModelConfig& config, std::int64_t layer, const std:
   if (gated) spec.gate = part(matrix(names.gate, fused, hidden), false);
   spec.up = part(matrix(names.up, fused, hidden), true);
   spec.down = matrix(names.down, hidden, inner);
-  if (!config.bias) return spec;
+  if (!config.moe->expert_bias) return spec;
   if (gated) spec.gate_bias = part(vector(names.gate, fused), false);
   spec.up_bias = part(vector(names.up, fused), true);
   spec.down_bias = vector(names.down, hidden);
@@ -215,8 +215,9 @@ FfnSpec expert_spec(const ModelConfig& config, std::int64_t layer, const std::st
     return stacked_expert(config, layer, path, names, e);
   }
   const auto name = [&](std::string_view module) { return path + numbered(module, e); };
-  return ffn_of_modules(config, layer, config.moe->intermediate_size,
-                        {name(names.gate), name(names.up), name(names.down)});
+  return ffn_of_modules(
+      config, layer, config.moe->intermediate_size,
+      {name(names.gate), name(names.up), name(names.down), config.moe->expert_bias});
 }
 
 }  // namespace
@@ -265,6 +266,7 @@ std::optional<MoeConfig> read_moe_config(const ConfigDocument& document,
   moe.intermediate_size = document.size(family.moe->intermediate_size_key, kMaxSize, 0);
   moe.shared_intermediate_size = read_shared(document, moe.intermediate_size);
   moe.router_bias = document.flag(family.moe->router_bias);
+  moe.expert_bias = document.flag(family.moe->expert_bias);
   moe.correction_bias = method == TopKMethod::kNoAuxTc;
   moe.layers = read_moe_layers(document, stacks);
   return moe;
@@ -300,9 +302,9 @@ MoeSpec moe_under_prefix(const ModelConfig& config, std::int64_t layer, std::str
   }
   if (moe.shared_intermediate_size == 0) return spec;
   const std::string shared = path + std::string(family.shared);
-  spec.shared.push_back(
-      ffn_of_modules(config, layer, moe.shared_intermediate_size,
-                     {shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj"}));
+  spec.shared.push_back(ffn_of_modules(
+      config, layer, moe.shared_intermediate_size,
+      {shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj", config.bias}));
   if (!family.shared_gate.empty()) {
     spec.shared_gate = TensorRef{.name = path + std::string(family.shared_gate) + ".weight",
                                  .stored_shape = {1, config.hidden_size}};

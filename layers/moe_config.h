@@ -23,6 +23,7 @@ struct MoeConfig {
   std::int64_t shared_intermediate_size = 0;  // 0: no shared expert
   bool router_bias = false;
   bool correction_bias = false;
+  bool expert_bias = false;  // of routed experts; shared ones go by ModelConfig::bias
   std::vector<bool> layers;  // [num_layers], which of them are mixtures
   std::size_t spelling = 0;  // the one of the family's that moe_spec() gives; 0 is canonical
 };

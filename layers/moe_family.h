@@ -78,6 +78,7 @@ struct MoeFamily {
   std::string_view scaling_key = {};
   float default_scaling = 1.0F;
   FamilySwitch router_bias = kNever;
+  FamilySwitch expert_bias = kNever;  // of routed experts; ModelFamily::bias is the other MLPs'
   WeightOn weight_on = WeightOn::kOutput;
 
   SharedWidth shared_width = SharedWidth::kNone;

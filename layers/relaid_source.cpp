@@ -1,23 +1,13 @@
 #include "layers/relaid_source.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
-
-#include "runtime/error.h"
 
 namespace gatefold {
 
 RelaidSource::RelaidSource(const ModelConfig& config, std::unique_ptr<TensorSource> source,
                            const std::vector<std::int64_t>& layers)
     : source_(std::move(source)) {
-  if (config.bias) {
-    throw Error(ExitCode::kUsage,
-                fmt::format("experts of {} in the layout {} (they have biases, which move with no "
-                            "layout so far); leave it out",
-                            config.path, name_of(layout_of(config))));
-  }
   ModelConfig canonical = config;
   canonical.moe->spelling = 0;
   for (const std::int64_t layer : layers) {

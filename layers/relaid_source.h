@@ -16,7 +16,7 @@ namespace gatefold {
 class RelaidSource final : public TensorSource {
  public:
   /// `source` has the layers' tensors as `config` spells them without its moe->spelling, in the
-  /// family's canonical way. Throws Error 64 for experts with biases.
+  /// family's canonical way; no family with two has biases on its experts.
   RelaidSource(const ModelConfig& config, std::unique_ptr<TensorSource> source,
                const std::vector<std::int64_t>& layers);
 

@@ -226,19 +226,21 @@ Spelling find_spelling(const ModelConfig& config, std::int64_t layer, const Tens
 void refuse_denied_biases(const ModelConfig& config, const MoeSpec& spec,
                           const TensorSource& source) {
   const ModelFamily& family = family_of(config);
-  const auto refuse = [&](const TensorRef& matrix) {
+  const auto refuse = [&](const TensorRef& matrix, const FamilySwitch& rule) {
     constexpr std::string_view kWeight = ".weight";
     const bool own = matrix.name.ends_with(kWeight);
     const std::string module = matrix.name.substr(0, matrix.name.size() - (own ? 7 : 0));
-    refuse_tensor(config, module + (own ? ".bias" : "_bias"), family.bias, source);
+    refuse_tensor(config, module + (own ? ".bias" : "_bias"), rule, source);
   };
-  for (const auto* ffns : {&spec.experts, &spec.shared}) {
-    for (const FfnSpec& ffn : *ffns) {
-      if (ffn.gate) refuse(*ffn.gate);
-      refuse(ffn.up);
-      refuse(ffn.down);
+  const auto refuse_all = [&](const std::vector<FfnSpec>& ffns, const FamilySwitch& rule) {
+    for (const FfnSpec& ffn : ffns) {
+      if (ffn.gate) refuse(*ffn.gate, rule);
+      refuse(ffn.up, rule);
+      refuse(ffn.down, rule);
     }
-  }
+  };
+  if (!config.moe->expert_bias) refuse_all(spec.experts, family.moe->expert_bias);
+  if (!config.bias) refuse_all(spec.shared, family.bias);
 }
 
 // Shared experts of any family's name that the layer doesn't have.
@@ -311,7 +313,7 @@ MoeSpec resolve_moe(const ModelConfig& config, std::int64_t layer, const TensorS
     check_tensor(config, tensor, source, stacked && spec.experts.front().up.transposed);
     own.insert(tensor.name);
   }
-  if (!config.bias) refuse_denied_biases(config, spec, source);
+  refuse_denied_biases(config, spec, source);
   for (const Spelling& any : spellings(config)) {
     refuse_other_prefix(tensors, spelling.prefix, any.prefix, source);
     refuse_denied(config, spec, {any.prefix, any.names}, own, source);

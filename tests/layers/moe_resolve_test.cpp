@@ -47,6 +47,7 @@ ModelConfig config_of(const std::string& model_type) {
   config.moe->intermediate_size = 8;
   config.moe->shared_intermediate_size = family.moe->shared_width == SharedWidth::kNone ? 0 : 12;
   config.moe->router_bias = family.moe->router_bias.otherwise;
+  config.moe->expert_bias = family.moe->expert_bias.otherwise;
   config.moe->correction_bias = family.moe->method == TopKMethod::kNoAuxTc;
   config.moe->layers = {true, true};
   return config;
@@ -224,6 +225,24 @@ TEST(ResolveMoe, WhatTheConfigDeniesIsRefused) {
   const ModelConfig fused = config_of("qwen3_5_moe");
   const std::string stack = "model.language_model.layers.0.mlp.experts.gate_up_proj_bias";
   expect_unresolved(fused, with(fused, stack), stack);
+}
+
+// transformers' DeepseekV2MLP takes mlp_bias, and its experts, which are stacked, have none.
+TEST(ResolveMoe, MlpBiasOfDeepSeekV2IsThatOfSharedExpertsAlone) {
+  ModelConfig config = config_of("deepseek_v2");
+  config.bias = true;
+  const ShapeSource source = source_of(config.moe_spec(0));
+  const MoeSpec spec = resolve_moe(config, 0, source);
+  for (const FfnSpec& expert : spec.experts) {
+    EXPECT_FALSE(expert.gate_bias || expert.up_bias || expert.down_bias);
+  }
+  EXPECT_EQ(spec.shared.front().down_bias->name,
+            "model.layers.0.mlp.shared_experts.down_proj.bias");
+  for (const char* name : {"experts.2.up_proj.bias", "experts.0.gate_proj.bias"}) {
+    ShapeSource more = source;
+    more.shapes["model.layers.0.mlp." + std::string(name)] = {8};
+    expect_unresolved(config, more, "deepseek_v2 layers have none");
+  }
 }
 
 TEST(ResolveMoe, TwoSpellingsOfOneTensorAreRefusedByBothNames) {
