@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <set>
 
 #include "launch/bench_point.h"
 #include "layers/moe_reference.h"
@@ -11,14 +12,13 @@
 namespace gatefold {
 namespace {
 
-/// The rows of a sample that this rank's y has: the first and the last of what one rank took, which
-/// are in every point's batch.
-std::vector<std::int64_t> sampled(const BenchLayer& layer, Range own) {
-  std::vector<std::int64_t> rows;
-  for (const std::int64_t row : layer.sample) {
-    if (own.contains(row)) rows.push_back(row);
-  }
-  return rows;
+/// One token's of the results [tokens, H].
+ReferenceResult row_of(const ReferenceResult& all, std::size_t row, std::int64_t hidden) {
+  const auto part = [&](const std::vector<double>& values) {
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(row) * hidden;
+    return std::vector<double>(begin, begin + hidden);
+  };
+  return {part(all.y), part(all.bound)};
 }
 
 }  // namespace
@@ -40,16 +40,8 @@ std::optional<std::int64_t> ExpectedOutput::wrong_values(const TimedLayer& timed
   std::vector<std::byte> y;
   run_agreed(world, [&] { y = timed.y(); });
   if (bits && !bits_) make_bits();
-  std::int64_t wrong = 0;
-  run_agreed(world, [&] {
-    if (bits) {
-      wrong = differing(y);
-    } else if (world.rank() == 0) {
-      wrong = outside_bound(timed, y);
-    }
-  });
   std::vector<std::int64_t> counts(static_cast<std::size_t>(world.size()));
-  counts[static_cast<std::size_t>(world.rank())] = wrong;
+  counts[static_cast<std::size_t>(world.rank())] = bits ? differing(y) : outside_bound(timed, y);
   all_gather<std::int64_t>(world, counts);
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
@@ -82,26 +74,64 @@ std::int64_t ExpectedOutput::differing(const std::vector<std::byte>& y) {
   return wrong;
 }
 
-/// float64's values are the same for every grid and batch, so that a layer's are computed once.
+/// Those of the sample, and the first of each rank, so that none goes unseen; the same on all.
+std::vector<std::int64_t> ExpectedOutput::judged_rows() const {
+  Communicator& world = job_.world();
+  std::vector<Range> parts(static_cast<std::size_t>(world.size()));
+  parts[static_cast<std::size_t>(world.rank())] = own_;
+  all_gather<Range>(world, parts);
+  std::set<std::int64_t> rows(layer_.sample.begin(), layer_.sample.end());
+  for (const Range& part : parts) {
+    if (!part.empty()) rows.insert(part.begin);
+  }
+  return {rows.begin(), rows.end()};
+}
+
+/// A row's values are the same for every grid and batch, so that a layer's are computed once.
+void ExpectedOutput::compute_references(const TimedLayer& timed,
+                                        const std::vector<std::int64_t>& rows) {
+  std::vector<std::int64_t> missing;
+  std::vector<float> x;
+  std::vector<std::int32_t> ids;
+  for (const std::int64_t row : rows) {
+    if (layer_.references.contains(row)) continue;
+    missing.push_back(row);
+    const std::vector<float> one = batch_.as_float({row, row + 1});
+    x.insert(x.end(), one.begin(), one.end());
+    if (timed.moe() == nullptr) continue;
+    const auto chosen = timed.moe()->routing().ids_of(row);
+    ids.insert(ids.end(), chosen.begin(), chosen.end());
+  }
+  if (missing.empty()) return;
+  const auto* dense = std::get_if<FfnSpec>(&layer_.spec);
+  const ReferenceResult all =
+      dense != nullptr
+          ? reference_ffn(*dense, job_.source(), batch_.dtype, x, std::ssize(missing))
+          : ReferenceResult(reference_moe(std::get<MoeSpec>(layer_.spec), job_.source(),
+                                          batch_.dtype, x, std::ssize(missing), ids));
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    layer_.references[missing[i]] = row_of(all, i, batch_.hidden);
+  }
+}
+
+/// Rank 0 computes what all judge their own y by.
 std::int64_t ExpectedOutput::outside_bound(const TimedLayer& timed,
                                            const std::vector<std::byte>& y) {
+  Communicator& world = job_.world();
+  const std::vector<std::int64_t> rows = judged_rows();
+  run_agreed(world, [&] {
+    if (world.rank() == 0) compute_references(timed, rows);
+  });
   std::int64_t wrong = 0;
-  for (const std::int64_t row : sampled(layer_, own_)) {
-    auto known = layer_.references.find(row);
-    if (known == layer_.references.end()) {
-      const std::vector<float> x = batch_.as_float({row, row + 1});
-      ReferenceResult made;
-      if (const auto* dense = std::get_if<FfnSpec>(&layer_.spec)) {
-        made = reference_ffn(*dense, job_.source(), batch_.dtype, x, 1);
-      } else {
-        const auto ids = timed.moe()->routing().ids_of(row);
-        made = reference_moe(std::get<MoeSpec>(layer_.spec), job_.source(), batch_.dtype, x, 1,
-                             {ids.begin(), ids.end()});
-      }
-      known = layer_.references.emplace(row, std::move(made)).first;
+  for (const std::int64_t row : rows) {
+    ReferenceResult& known = layer_.references[row];
+    for (std::vector<double>* values : {&known.y, &known.bound}) {
+      values->resize(static_cast<std::size_t>(batch_.hidden));
+      world.broadcast(reinterpret_cast<std::byte*>(values->data()), batch_.hidden * 8, 0);
     }
+    if (!own_.contains(row)) continue;
     const std::int64_t at = (row - own_.begin) * batch_.row_bytes();
-    wrong += gatefold::outside_bound(known->second, batch_.dtype, y.data() + at);
+    wrong += gatefold::outside_bound(known, batch_.dtype, y.data() + at);
   }
   return wrong;
 }

@@ -18,7 +18,7 @@ struct BenchLayer;
 using RoutingFor = std::function<Choices(Range tokens)>;
 
 /// What a benchmark's outputs should be: with exact sums on several ranks the bits of one rank;
-/// else a few rows of it within float64's bound.
+/// else a few rows of each rank within float64's bound.
 class ExpectedOutput {
  public:
   /// `one_rank_tokens`: what the layer on one rank took last; fewer than the batch has where tokens
@@ -33,6 +33,8 @@ class ExpectedOutput {
  private:
   void make_bits();
   std::int64_t differing(const std::vector<std::byte>& y);
+  std::vector<std::int64_t> judged_rows() const;
+  void compute_references(const TimedLayer& timed, const std::vector<std::int64_t>& rows);
   std::int64_t outside_bound(const TimedLayer& timed, const std::vector<std::byte>& y);
 
   Job& job_;

@@ -31,8 +31,9 @@ struct BenchLayer {
   std::int64_t copies = 1;
   std::map<Reduce, std::unique_ptr<TimedLayer>> one_rank;
   std::unique_ptr<PlainLayer> plain;
-  std::vector<std::int64_t> sample;                    // rows that float64 judges, in every batch
-  std::map<std::int64_t, ReferenceResult> references;  // by row, on rank 0 as needed
+  std::vector<std::int64_t>
+      sample;  // rows that float64 judges in every batch, beside each rank's first
+  std::map<std::int64_t, ReferenceResult> references;  // by row; rank 0's are what counts
 };
 
 /// The options of a layer that is made for this way.

@@ -419,7 +419,59 @@ TEST_F(Point, FastSumsAndOneRankAreComparedWithFloat64) {
   };
   const std::vector<Measured> rows = measure(kDense, 9, {}, {{Reduce::kExact}, {Reduce::kFast}});
   EXPECT_EQ(rows[0].wrong, world_->size() == 1 ? 2 * 192 : 0);
-  EXPECT_EQ(rows[1].wrong, 2 * 192);
+  EXPECT_EQ(rows[1].wrong, 2 * 192 * world_->size()) << "each rank's copy counts";
+}
+
+/// Changes what the library's sum gives rank 1, of its first row alone.
+class WrongSums : public HookedCommunicator {
+ public:
+  explicit WrongSums(Communicator& inner)
+      : HookedCommunicator(
+            inner, [](Communicator& to, std::span<const Transfer> sends,
+                      std::span<const Transfer> receives) { to.exchange(sends, receives); }) {}
+  void all_reduce(float* data, std::int64_t count) override {
+    HookedCommunicator::all_reduce(data, count);
+    if (rank() == 1) std::fill_n(data, 192, 1e6F);
+  }
+};
+
+TEST_F(Point, FastSumsOfEveryRankAreJudged) {
+  if (world_->size() == 1) GTEST_SKIP() << "one rank has no sums";
+  options_.iterations = 2;
+  Seams seams;
+  seams.wrap_exchanges = [](Communicator& inner) -> std::unique_ptr<Communicator> {
+    return std::make_unique<WrongSums>(inner);
+  };
+  const std::vector<Way> ways = {{Reduce::kExact}, {Reduce::kFast}};
+  const std::vector<Measured> rows = measure(kDense, 9, seams, ways);
+  EXPECT_EQ(rows[0].wrong, 0);
+  EXPECT_EQ(rows[1].wrong, 192);
+}
+
+/// Has another first row of what it computed when that is looked at.
+class WrongDownloads final : public testing::CountingDevice {
+ public:
+  using CountingDevice::CountingDevice;
+  void download(std::byte* host, const std::byte* in, std::int64_t bytes) override {
+    CountingDevice::download(host, in, bytes);
+    std::fill_n(reinterpret_cast<float*>(host), 192, 1e6F);
+  }
+};
+
+/// Rank 1's rows are none of the sample's.
+TEST_F(Point, RowsOfARankThatSharesNoTokensWithTheFirstAreJudgedToo) {
+  if (world_->size() == 1) GTEST_SKIP() << "one rank shares no tokens";
+  options_.iterations = 2;
+  options_.tp = 1;
+  options_.reduce = Reduce::kFast;
+  options_.scaling = Scaling::kWeak;
+  Seams seams;
+  seams.wrap_device = [](Device& device, int rank) -> std::unique_ptr<Device> {
+    if (rank != 1) return nullptr;
+    return std::make_unique<WrongDownloads>(device);
+  };
+  const Measured m = measure(kDense, 3, seams, {{Reduce::kFast}}).front();
+  EXPECT_EQ(m.wrong, 192);
 }
 
 TEST_F(Point, ASumLeftOutIsCounted) {
