@@ -28,6 +28,12 @@ constexpr double kMaxSeconds = 1e7;
 std::vector<std::int64_t> parse_layers(std::string_view name, std::string_view value) {
   std::vector<std::int64_t> layers;
   for (const std::string_view item : split_list(name, value)) {
+    if (item.find(':') != std::string_view::npos || item.find("..") != std::string_view::npos) {
+      refuse_value(
+          fmt::format("{}: {} is no range of layers (a - between its ends is all that it "
+                      "has); write such as 0-3,7",
+                      shown_value(name, value), quoted_name(item)));
+    }
     const std::size_t dash = item.find('-', 1);
     const auto number = [&](std::string_view text) {
       return parse_number<std::int64_t>(name, value, text, 0, kMaxLayer);

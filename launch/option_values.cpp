@@ -37,16 +37,23 @@ Step parse_step(std::string_view name, std::string_view value, std::string_view 
     refuse_range(name, value, "after the colon comes x or +", range);
   }
   const bool times = step.front() == 'x';
-  return {times,
-          parse_number<std::int64_t>(name, value, step.substr(1), times ? 2 : 1, limits.most)};
+  const std::string_view by = step.substr(1);
+  if (by == "0" || (times && by == "1")) {
+    refuse_range(name, value, fmt::format("a {} of {} never ends", times ? "factor" : "step", by),
+                 range);
+  }
+  return {times, parse_number<std::int64_t>(name, value, by, times ? 2 : 1, limits.most)};
 }
 
 void add_range(std::string_view name, std::string_view value, std::string_view range, Limits limits,
                std::vector<std::int64_t>& numbers) {
-  const Step step = parse_step(name, value, range, limits);
   const std::string_view ends = range.substr(0, range.find(':'));
   const std::size_t dash = ends.find('-', 1);
-  if (dash == std::string_view::npos) refuse_range(name, value, "its end is missing", range);
+  if (dash == std::string_view::npos) {
+    refuse_range(name, value, "there is no - between its ends", range);
+  }
+  if (dash + 1 == ends.size()) refuse_range(name, value, "its end is missing", range);
+  const Step step = parse_step(name, value, range, limits);
   const auto number = [&](std::string_view text) {
     return parse_number(name, value, text, limits.least, limits.most);
   };
@@ -74,8 +81,10 @@ template <typename Number>
 Number parse_number(std::string_view name, std::string_view value, std::string_view text,
                     Number least, Number most) {
   const auto refuse = [&](std::string_view problem, const std::string& why) {
-    refuse_value(fmt::format("{} {} ({}); give a number from {} to {}", shown_value(name, value),
-                             problem, why, least, most));
+    std::string shown = shown_value(name, value);
+    if (text != value && !text.empty()) shown += fmt::format(": {}", quoted_name(text));
+    refuse_value(
+        fmt::format("{} {} ({}); give a number from {} to {}", shown, problem, why, least, most));
   };
   constexpr std::string_view kNoNumber =
       std::is_integral_v<Number> ? "is not a whole number" : "is not a number";
@@ -136,7 +145,8 @@ std::vector<std::int64_t> parse_numbers(std::string_view name, std::string_view 
                                         Limits limits) {
   std::vector<std::int64_t> numbers;
   for (const std::string_view item : split_list(name, value)) {
-    if (item.find_first_of(":-", 1) != std::string_view::npos) {
+    const bool range = item.find_first_of(":-", 1) != std::string_view::npos;
+    if (range || item.find("..") != std::string_view::npos) {
       add_range(name, value, item, limits, numbers);
     } else {
       numbers.push_back(parse_number(name, value, item, limits.least, limits.most));

@@ -104,6 +104,10 @@ RoutingPattern parse_routing(std::string_view name, std::string_view value) {
     return {RoutingKind::kZipf,
             parse_number<double>(name, value, value.substr(kZipf.size()), 0, kMostExponent)};
   }
+  if (value.find(',') != std::string_view::npos) {
+    refuse_value(fmt::format("{} is a list (all points of a benchmark have one routing); give one",
+                             shown_value(name, value)));
+  }
   refuse_value(fmt::format(
       "{} is unknown (valid: router, uniform, zipf:S, one-hot, file); choose one of these{}",
       shown_value(name, value), value == "zipf" ? ", such as zipf:1.2" : ""));

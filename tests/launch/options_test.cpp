@@ -355,27 +355,18 @@ TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
 }
 
 TEST(Options, BenchTakesListsAndRanges) {
-  const ParseResult result = parse({"bench",
-                                    "--config",
-                                    "a",
-                                    "--config",
-                                    "b",
-                                    "--tokens",
-                                    "1,8-64:x2,100-121:+10",
-                                    "--tp",
-                                    "1,2",
-                                    "--ep",
-                                    "4",
-                                    "--dp",
-                                    "2,1",
-                                    "--reduce",
-                                    "fast,exact",
-                                    "--dispatcher",
-                                    "allgather,alltoall",
-                                    "--dtype",
-                                    "bf16,f32",
-                                    "--scaling",
-                                    "weak"});
+  std::vector<std::string> line = {"bench", "--config", "a", "--config", "b"};
+  for (const auto& [option, value] : {std::pair{"--tokens", "1,8-64:x2,100-121:+10"},
+                                      {"--tp", "1,2"},
+                                      {"--ep", "4"},
+                                      {"--dp", "2,1"},
+                                      {"--reduce", "fast,exact"},
+                                      {"--dispatcher", "allgather,alltoall"},
+                                      {"--dtype", "bf16,f32"},
+                                      {"--scaling", "weak"}}) {
+    line.insert(line.end(), {option, value});
+  }
+  const ParseResult result = parse(line);
   ASSERT_TRUE(result.options) << result.text;
   const Options& o = *result.options;
   EXPECT_THAT(o.sweep.configs, ElementsAre("a", "b"));
@@ -399,10 +390,24 @@ TEST(Options, ARangeThatIsNoneAndAListElsewhereAreRefused) {
       {{"--tokens", "8-64"}, "how far apart its numbers are is missing"},
       {{"--tokens", "8-64:2"}, "after the colon comes x or +"},
       {{"--tokens", "8-64:"}, "after the colon comes x or +"},
-      {{"--tokens", "8:x2"}, "its end is missing"},
+      {{"--tokens", "8:x2"}, "there is no - between its ends"},
+      {{"--tokens", "8..64"}, "there is no - between its ends"},
+      {{"--tokens", "8-"}, "its end is missing"},
+      {{"--tokens", "8-64:x1.5"},
+       "'1.5' is not a whole number ('.5' is left over); give a number from 2"},
+      {{"--tokens", "8-64:+-8"}, "'-8' is out of range (the least is 1)"},
+      {{"--tokens", "8-64x2"}, "how far apart its numbers are is missing"},
+      {{"--tokens", "1,4k"}, "--tokens '1,4k': '4k' is not a whole number ('k' is left over)"},
+      {{"--dp", "2-4"}, "how far apart its numbers are is missing"},
+      {{"--layers", "0:3"}, "'0:3' is no range of layers"},
+      {{"--layers", "0..3"}, "'0..3' is no range of layers"},
+      {{"--layers", "1,0-3:x2"}, "'0-3:x2' is no range of layers"},
+      {{"--routing", "uniform,zipf:1"}, "is a list (all points of a benchmark have one routing)"},
+      {{"--routing", "zipf:1,2"}, "'1,2' is not a number (',2' is left over)"},
       {{"--tokens", "64-8:x2"}, "it runs backwards"},
-      {{"--tokens", "8-64:x1"}, "the least is 2"},
-      {{"--tokens", "8-64:+0"}, "the least is 1"},
+      {{"--tokens", "8-64:x1"}, "a factor of 1 never ends"},
+      {{"--tokens", "8-64:x0"}, "a factor of 0 never ends"},
+      {{"--tokens", "8-64:+0"}, "a step of 0 never ends"},
       {{"--tokens", "0-64:x2"}, "the least is 1"},
       {{"--tokens", "8-64:x"}, "a number is missing"},
       {{"--tokens", "8-64:x2:x2"}, "':x2' is left over"},
