@@ -22,6 +22,7 @@ root=(--allow-run-as-root)
 if [[ $EUID == 0 ]]; then shown_root='--allow-run-as-root '; else shown_root=''; fi
 
 # dry NAME WORDS PATH-FOLDERS NAME=VALUE… -- ARGUMENT…: of `launch/run --dry-run`.
+started_by=
 dry() {
   local name=$1 words=$2 path=$PATH folder environment=() build=$scratch/cpu
   for folder in $3; do path=$scratch/$folder:$path; done
@@ -29,7 +30,7 @@ dry() {
   while [[ $1 != -- ]]; do environment+=("$1") && shift; done
   shift
   if [[ $words == *gpu/gatefold* ]]; then build=$scratch/gpu; fi
-  case_of "$name" "${code:-0}" "$words" "${clean[@]}" PATH="$path" "${environment[@]}" \
+  case_of "$name" "${code:-0}" "$words" $started_by "${clean[@]}" PATH="$path" "${environment[@]}" \
     "$here/launch/run" --dry-run "${root[@]}" --build "$build" "$@"
 }
 refused() { # CODE NAME…
@@ -69,6 +70,17 @@ dry "the first nodes of a job"        "-n 2 ${shown_root}$whole"                
 dry "cores that Slurm granted"        "-n 1 ${shown_root}--map-by slot --bind-to core -x OMP_NUM_THREADS=1" 4 SLURM_CPUS_ON_NODE=1 -- -n 1 -- verify
 dry "srun"                            "srun --job-name=gatefold-|--mpi=pmix --ntasks=2 --kill-on-bad-exit=1 --nodes=2" pmix "${job[@]}" -- --launcher srun --nodes 2 -- verify
 dry "srun, threads"                   "OMP_NUM_THREADS=1|!--cpu-bind|--cpus-per-task=1"                     pmix      "${job[@]}" SLURM_CPUS_PER_TASK=1 -- --launcher srun -- verify
+
+# What ranks write on a pipe of mpirun's ends on this script's terminal, if it has one.
+on_terminal() { script --quiet --return --log-out /dev/null --command "$(printf '%q ' "$@")"; }
+if command -v script >/dev/null; then
+  started_by=on_terminal
+  dry "a terminal"                    "-x GATEFOLD_PROGRESS=1"                                  4         -- -n 1 -- verify
+  dry "a terminal, srun"              "GATEFOLD_PROGRESS=1 srun"                                pmix      "${job[@]}" -- --launcher srun -- verify
+  started_by=
+fi
+dry "no terminal"                     "!GATEFOLD_PROGRESS"                                      4         -- -n 1 -- verify
+dry "no terminal, srun"               "!GATEFOLD_PROGRESS"                                      pmix      "${job[@]}" -- --launcher srun -- verify
 
 #       code what                     words                                                     PATH
 refused 69 "another MPI"              "other/mpirun isn't Open MPI's"                           other     -- -- verify
@@ -133,6 +145,23 @@ interrupted() { # SIGNAL
   done <"$scratch/pids"
   return "$status"
 }
+sweep() {
+  local tenths status=0
+  rm -rf "$scratch/sweep" && mkdir "$scratch/sweep"
+  "${started[@]}" "$GATEFOLD_BUILD" -- bench --model "$model" --iterations 1 --warmup 0 --hot --tokens 1-900:+1 \
+    --csv "$scratch/sweep/csv" --json "$scratch/sweep/json" &
+  for ((tenths = 0; tenths < 300; ++tenths)); do
+    if [[ -e $scratch/sweep/csv ]] && (($(wc -l <"$scratch/sweep/csv") > 3)); then break; fi
+    sleep 0.1
+  done
+  kill "-$1" $!
+  wait $! || status=$?
+  ls -A "$scratch/sweep"
+  tail -n 1 "$scratch/sweep/json"
+  awk -F, 'NR == 1 { columns = NF } END { if (NR > 3 && NF >= columns) print "whole" }' "$scratch/sweep/csv"
+  return "$status"
+}
+case_of "SIGINT in a sweep" 130 "whole|}|!.gatefold-" sweep INT
 case_of "SIGTERM" 143 "!left behind|!after the signal" interrupted TERM
 case_of "SIGINT" 130 "!left behind|!after the signal" interrupted INT
 case_of "SIGHUP" 129 "!left behind|!after the signal" interrupted HUP
