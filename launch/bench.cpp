@@ -28,6 +28,7 @@ struct SweptConfig {
   std::string name;
   std::unique_ptr<Job> job;  // of all ranks; it times nothing
   SweepPlan plan;
+  KernelNames kernels;
 };
 
 /// The first ranks of the world, and rank 0 with those that sleep meanwhile.
@@ -67,10 +68,20 @@ struct Bench::State {
   void add_config(const Options& chosen);
   void make_configs();
   void describe();
+  void describe_choices();
+  void describe_timing();
+  void describe_kernels();
+  void describe_progress();
   int print_points();
   std::vector<std::int64_t> tokens() const;
   std::vector<Way> ways(const LayerSpec& spec, const std::vector<Reduce>& reduces) const;
+  template <typename Property>
+  bool all_same(Property of) const {
+    return std::ranges::all_of(
+        configs, [&](const auto& config) { return of(*config.job) == of(*configs.front().job); });
+  }
   std::int64_t points() const;
+  void skip(std::int64_t grids);
 
   void time_layer(SweptConfig& config, std::int64_t number);
   void load_one_rank(const Job& job, const std::vector<Way>& all_ways);
@@ -80,6 +91,7 @@ struct Bench::State {
   void on_first_ranks(std::int64_t count,
                       const std::function<void(FirstRanks&, const Beat&)>& work);
   void keep(const std::vector<Measured>& rows);
+  std::string judgement() const;
   int finish();
 
   Options options;
@@ -90,11 +102,14 @@ struct Bench::State {
   std::map<std::int64_t, FirstRanks> first_ranks_of;
   std::map<DType, std::int64_t> gemm_sizes;
   Report report;
-  KernelNames kernels;
+  std::vector<std::string> warm_layers;  // whose weights caches hold, and why
   std::optional<ProgressLine> progress;
   std::int64_t measured_points = 0;
+  std::int64_t skipped_points = 0;
   bool timed = false;
-  std::optional<std::int64_t> wrong;
+  std::int64_t wrong = 0;
+  std::int64_t checked_rows = 0;
+  std::int64_t unchecked_rows = 0;
 
   // Of the layer and the grid that are being timed.
   std::unique_ptr<BenchLayer> layer;
@@ -109,7 +124,7 @@ Bench::~Bench() = default;
 int Bench::run() {
   State& s = *state_;
   s.make_configs();
-  if (s.points() == 0) {
+  if (std::ranges::all_of(s.configs, [](const auto& c) { return c.plan.grids.empty(); })) {
     std::vector<std::string> why;
     for (const SweptConfig& config : s.configs) {
       why.insert(why.end(), config.plan.skipped.begin(), config.plan.skipped.end());
@@ -121,7 +136,7 @@ int Bench::run() {
   }
   s.describe();
   if (s.options.dry_run) return s.print_points();
-  s.progress.emplace(s.points(), s.world.rank() == 0 && !s.options.quiet);
+  s.progress.emplace("point", s.points(), s.world.rank() == 0 && !s.options.quiet);
   for (SweptConfig& config : s.configs) {
     for (const std::int64_t number : config.job->layers()) s.time_layer(config, number);
   }
@@ -164,12 +179,20 @@ std::vector<std::int64_t> Bench::State::tokens() const {
   return given_or(options.sweep.tokens, options.tokens);
 }
 
+/// All that were asked for, with those that can't be timed.
 std::int64_t Bench::State::points() const {
   std::int64_t count = 0;
   for (const SweptConfig& config : configs) {
-    count += std::ssize(config.job->layers()) * std::ssize(config.plan.grids);
+    count += std::ssize(config.job->layers()) *
+             (std::ssize(config.plan.grids) + std::ssize(config.plan.skipped));
   }
-  return count == 0 ? 0 : count * std::ssize(tokens());
+  return count * std::ssize(tokens());
+}
+
+void Bench::State::skip(std::int64_t grids) {
+  const std::int64_t count = grids * std::ssize(tokens());
+  skipped_points += count;
+  progress->skip(count);
 }
 
 /// Experts have exact sums only, and dense layers nothing to dispatch.
@@ -189,8 +212,12 @@ std::vector<Way> Bench::State::ways(const LayerSpec& spec,
 void Bench::State::describe() {
   report = configs.front().job->report();
   Options echoed = options;
-  echoed.layers = configs.front().job->layers();
-  echoed.dtype = configs.front().job->dtype();
+  if (all_same([](const Job& one) { return one.layers(); })) {
+    echoed.layers = configs.front().job->layers();
+  }
+  if (all_same([](const Job& one) { return one.dtype(); })) {
+    echoed.dtype = configs.front().job->dtype();
+  }
   echoed.tokens = tokens().front();
   report.options(echoed.echo());
   std::vector<std::string> names;
@@ -206,23 +233,68 @@ void Bench::State::describe() {
   }
   report.fact("model", fmt::format("{}", fmt::join(names, ", ")));
   report.fact("ranks", fmt::format("{}", world.size()));
-  if (options.sweep.dtypes.size() > 1) report.fact("dtype", "as the table says");
+  describe_choices();
+  report.fact("scaling", options.scaling == Scaling::kWeak
+                             ? "weak: so many tokens for each rank, against one rank with its own"
+                             : "strong: so many tokens in all, against one rank with all of them");
+  describe_timing();
+  if (with_experts) report.fact("routing", text_of(options.routing));
+  add_topology(world, configs.front().job->device(), options, report);
   const bool fast = std::ranges::count(options.sweep.reduces, Reduce::kFast) > 0;
+  if (fast && with_experts) report.note("experts: timed with exact sums only");
+  for (const std::string& text : skipped) report.note("skipped: " + text);
+  report.columns(bench_columns(options, with_experts));
+}
+
+/// The header says what all points share; of what differs the table has a column.
+void Bench::State::describe_choices() {
+  constexpr std::string_view kInTheTable = "as the table says";
+  if (!all_same([](const Job& one) { return one.dtype(); })) {
+    report.fact("dtype", std::string(kInTheTable));
+  }
   if (options.sweep.reduces.size() > 1) {
     report.fact("reduce", fmt::format("exact, {}; fast: whole GEMMs and the library's all-reduce",
                                       counted(options.blocks, "block")));
   }
-  report.fact("scaling", options.scaling == Scaling::kWeak
-                             ? "weak: so many tokens for each rank, against one rank with its own"
-                             : "strong: so many tokens in all, against one rank with all of them");
-  report.fact("timing",
-              fmt::format("medians of {} after {} to warm up, weights {}", options.iterations,
-                          options.warmup, options.hot ? "hot" : "cold"));
-  if (with_experts) report.fact("routing", text_of(options.routing));
-  add_topology(world, configs.front().job->device(), options, report);
-  if (fast && with_experts) report.note("experts: timed with exact sums only");
-  for (const std::string& text : skipped) report.note("skipped: " + text);
-  report.columns(bench_columns(options, with_experts));
+  std::vector<std::int64_t> blocks;
+  for (const SweptConfig& config : configs) {
+    if (config.job->config().moe) blocks.push_back(config.job->expert_blocks());
+  }
+  if (blocks.empty()) return;
+  const auto [least, most] = std::ranges::minmax(blocks);
+  const std::string range = least == most ? "" : fmt::format("{} to ", least);
+  const bool several = options.sweep.dispatchers.size() > 1;
+  report.fact("experts", fmt::format("{}{} each, rows {}{}", range, counted(most, "block"),
+                                     several ? "" : "by ",
+                                     several ? kInTheTable : name_of(options.dispatcher)));
+}
+
+void Bench::State::describe_timing() {
+  std::string weights = options.hot ? "hot" : "cold";
+  if (!warm_layers.empty()) {
+    weights += fmt::format(" but for {}", fmt::join(warm_layers, ", "));
+  }
+  report.fact("timing", fmt::format("medians of {} after {} to warm up, weights {}",
+                                    options.iterations, options.warmup, weights));
+}
+
+void Bench::State::describe_kernels() {
+  std::set<std::string> distinct;
+  std::vector<std::string> each;
+  for (const SweptConfig& config : configs) {
+    const std::string text = config.kernels.text();
+    distinct.insert(text);
+    each.push_back(
+        fmt::format("{} in {}: {}", config.name, gatefold::name_of(config.job->dtype()), text));
+  }
+  report.fact("kernel",
+              distinct.size() == 1 ? *distinct.begin() : fmt::format("{}", fmt::join(each, "; ")));
+}
+
+void Bench::State::describe_progress() {
+  std::string text = fmt::format("{} of {}", measured_points + skipped_points, points());
+  if (skipped_points > 0) text += fmt::format(", {} of them skipped", skipped_points);
+  report.detail("points", text);
 }
 
 int Bench::State::print_points() {
@@ -269,7 +341,7 @@ void Bench::State::time_layer(SweptConfig& config, std::int64_t number) {
                     counted(spec.experts.front().parameters(), "parameter")));
   }
   layer->kernel = whole.kernel(layer->spec);
-  kernels.add(number, layer->kernel.name);
+  config.kernels.add(number, layer->kernel.name);
   const std::int64_t least = std::ranges::min(tokens());
   layer->sample = {0};
   if (least > 1) layer->sample.push_back(least - 1);
@@ -278,6 +350,7 @@ void Bench::State::time_layer(SweptConfig& config, std::int64_t number) {
     wanted.insert(grid.reduces.begin(), grid.reduces.end());
   }
   load_one_rank(whole, ways(layer->spec, {wanted.begin(), wanted.end()}));
+  skip(std::ssize(config.plan.skipped));
   for (const RankGrid& grid : config.plan.grids) time_grid(config, grid);
 }
 
@@ -289,7 +362,16 @@ void Bench::State::load_one_rank(const Job& whole, const std::vector<Way>& all_w
   std::set<Reduce> reduces;
   for (const Way& way : all_ways) reduces.insert(way.reduce);
   const auto sets = static_cast<std::int64_t>(all_ways.size() + reduces.size());
-  layer->copies = options.hot ? 1 : cold_copies(whole.device(), bytes * sets);
+  const Copies copies = cold_copies(whole.device().last_level_cache(), bytes * sets);
+  layer->copies = options.hot ? 1 : copies.count;
+  if (!options.hot && !copies.cold) {
+    warm_layers.push_back(
+        fmt::format("{}layer {} ({} copies of {:.1f} MB, in caches of {:.0f} MB)",
+                    configs.size() > 1 ? layer->config + ", " : "", layer->number, copies.count,
+                    static_cast<double>(bytes) * 1e-6,
+                    static_cast<double>(whole.device().last_level_cache()) * 1e-6));
+    describe_timing();
+  }
   for (const Reduce reduce : reduces) layer->one_rank[reduce] = nullptr;
   while_root_works(world, 0, [&](const Beat& beat) {
     const MoePlace place{&whole.device(), self.get(), self.get(), self.get()};
@@ -340,10 +422,7 @@ void Bench::State::find_gemm_size(DType dtype) {
 
 void Bench::State::time_grid(SweptConfig& config, const RankGrid& grid) {
   const std::vector<Way> wanted = ways(layer->spec, grid.reduces);
-  if (wanted.empty()) {
-    measured_points += std::ssize(tokens());
-    return;
-  }
+  if (wanted.empty()) return skip(1);
   timed = true;
   const std::vector<std::int64_t> counts = tokens();
   const DType dtype = config.job->dtype();
@@ -378,11 +457,26 @@ void Bench::State::time_grid(SweptConfig& config, const RankGrid& grid) {
 void Bench::State::keep(const std::vector<Measured>& found) {
   for (const Measured& m : found) {
     report.row(bench_row(m));
-    if (m.wrong) wrong = wrong.value_or(0) + *m.wrong;
+    ++(m.wrong ? checked_rows : unchecked_rows);
+    wrong += m.wrong.value_or(0);
   }
-  report.detail("points", fmt::format("{} of {}", measured_points, points()));
+  describe_progress();
   if (!options.json.empty()) write_file(options.json, report.json());
   if (!options.csv.empty()) write_file(options.csv, report.csv());
+}
+
+/// In the words of the rows: what has no number there is not said to be OK here.
+std::string Bench::State::judgement() const {
+  const char* why = options.check
+                        ? "float64 goes by the router, and one rank has no other to agree with"
+                        : "--no-check";
+  if (checked_rows == 0) return fmt::format("not checked ({})", why);
+  std::string text = fmt::format("{} {}", wrong, wrong == 0 ? "OK" : "FAILED");
+  if (unchecked_rows > 0) {
+    text += fmt::format(" in {}; {} not checked ({})", counted(checked_rows, "row"),
+                        counted(unchecked_rows, "row"), why);
+  }
+  return text;
 }
 
 int Bench::State::finish() {
@@ -392,17 +486,12 @@ int Bench::State::finish() {
                       "--reduce fast with mixtures of experts alone (theirs are exact sums only); "
                       "use --reduce exact");
   }
-  std::int64_t found = wrong.value_or(-1);
-  world.broadcast(reinterpret_cast<std::byte*>(&found), sizeof(found), 0);
-  kernels.state(report);
-  const char* why = options.check
-                        ? "float64 goes by the router, and one rank has no other to agree with"
-                        : "--no-check";
-  report.note(
-      found < 0 ? fmt::format("Out of bounds values : not checked ({})", why)
-                : fmt::format("Out of bounds values : {} {}", found, found == 0 ? "OK" : "FAILED"));
+  world.broadcast(reinterpret_cast<std::byte*>(&wrong), sizeof(wrong), 0);
+  describe_kernels();
+  describe_progress();
+  report.note("Out of bounds values : " + judgement());
   publish(*configs.front().job, report);
-  return static_cast<int>(found > 0 ? ExitCode::kVerificationFailed : ExitCode::kOk);
+  return static_cast<int>(wrong > 0 ? ExitCode::kVerificationFailed : ExitCode::kOk);
 }
 
 }  // namespace gatefold

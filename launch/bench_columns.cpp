@@ -87,9 +87,6 @@ std::string largest_phases(const PhaseSeconds& phases) {
 }
 
 std::string_view name_of(Reduce reduce) { return reduce == Reduce::kExact ? "exact" : "fast"; }
-std::string_view name_of(Dispatcher dispatcher) {
-  return dispatcher == Dispatcher::kAllToAll ? "alltoall" : "allgather";
-}
 
 using Value = std::function<Cell(const Measured&)>;
 struct Entry {
@@ -117,7 +114,8 @@ void add_identity(std::vector<Entry>& all) {
   all.push_back({{"reduce", "", "reduce"},
                  [](const auto& m) { return Cell::of(std::string(name_of(m.reduce))); }});
   all.push_back({{"dispatcher", "", "dispatcher"}, [](const auto& m) {
-                   return m.moe ? Cell::of(std::string(name_of(m.dispatcher))) : nothing();
+                   return m.moe ? Cell::of(std::string(gatefold::name_of(m.dispatcher)))
+                                : nothing();
                  }});
 }
 
@@ -212,7 +210,7 @@ bool shown(const Options& options, bool with_experts, const std::string& name) {
   const Sweep& sweep = options.sweep;
   if (options.verbose) return true;
   if (name == "config") return sweep.configs.size() > 1;
-  if (name == "dtype") return sweep.dtypes.size() > 1;
+  if (name == "dtype") return sweep.dtypes.size() > 1 || sweep.configs.size() > 1;
   if (name == "reduce" || name == "ratio_to_fast" || name == "one_rank_to_plain")
     return sweep.reduces.size() > 1;
   if (name == "dispatcher") return sweep.dispatchers.size() > 1;

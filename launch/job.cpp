@@ -471,8 +471,7 @@ Report Job::report() const {
   }
   if (config_.moe && options_.command != Command::kMakeModel) {
     report.fact("experts", fmt::format("{} each, rows by {}", counted(expert_blocks(), "block"),
-                                       options_.dispatcher == Dispatcher::kAllToAll ? "alltoall"
-                                                                                    : "allgather"));
+                                       name_of(options_.dispatcher)));
   }
   report.detail("revision", options_.revision);
   if (options_.verbose) add_places(report);

@@ -7,13 +7,13 @@
 
 namespace gatefold {
 
-void KernelNames::state(Report& report) const {
+std::string KernelNames::text() const {
   std::vector<std::string> parts;
   for (const auto& [name, layers] : layers_) {
     parts.push_back(layers_.size() == 1 ? name
                                         : fmt::format("{} (layers {})", name, layer_text(layers)));
   }
-  report.fact("kernel", fmt::format("{}", fmt::join(parts, "; ")));
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 }  // namespace gatefold

@@ -13,8 +13,10 @@ namespace gatefold {
 class KernelNames {
  public:
   void add(std::int64_t layer, const std::string& name) { layers_[name].push_back(layer); }
-  /// "kernel  NAME", with the layers where they don't all have the same.
-  void state(Report& report) const;
+  /// "NAME", with the layers where they don't all have the same.
+  std::string text() const;
+  /// That as the fact "kernel".
+  void state(Report& report) const { report.fact("kernel", text()); }
 
  private:
   std::map<std::string, std::vector<std::int64_t>> layers_;

@@ -336,6 +336,10 @@ std::string_view name_of(Command command) {
   return kCommands[static_cast<std::size_t>(command)].first;
 }
 
+std::string_view name_of(Dispatcher dispatcher) {
+  return dispatcher == Dispatcher::kAllToAll ? "alltoall" : "allgather";
+}
+
 std::vector<std::pair<std::string, std::string>> Options::echo() const {
   std::vector<std::pair<std::string, std::string>> pairs;
   pairs.emplace_back("command", name_of(command));

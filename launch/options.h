@@ -108,6 +108,8 @@ struct ParseResult {
 
 /// "verify", "make-model", …
 std::string_view name_of(Command command);
+/// "alltoall", "allgather"
+std::string_view name_of(Dispatcher dispatcher);
 /// Layers as --layers takes them: "0-3,7".
 std::string layer_text(const std::vector<std::int64_t>& layers);
 

@@ -23,8 +23,8 @@ constexpr const char* kWipe = "\r\x1b[K";
 
 }  // namespace
 
-ProgressLine::ProgressLine(std::int64_t steps, bool wanted)
-    : steps_(steps), start_(now()), shown_(wanted && on_a_terminal()) {}
+ProgressLine::ProgressLine(std::string_view noun, std::int64_t steps, bool wanted)
+    : noun_(noun), steps_(steps), start_(now()), shown_(wanted && on_a_terminal()) {}
 
 ProgressLine::~ProgressLine() {
   if (!written_) return;
@@ -34,13 +34,14 @@ ProgressLine::~ProgressLine() {
 
 void ProgressLine::begin(const std::string& what) {
   ++begun_;
-  const std::string left = time_left(begun_ - 1, steps_, now() - start_);
-  write(
-      fmt::format("point {} of {}: {}{}{}", begun_, steps_, what, left.empty() ? "" : ", ", left));
+  const std::int64_t number = begun_ + skipped_;
+  const std::string left = time_left(begun_ - 1, steps_ - number + 1, now() - start_);
+  write(fmt::format("{} {} of {}{}{}{}{}", noun_, number, steps_, what.empty() ? "" : ": ", what,
+                    left.empty() ? "" : ", ", left));
 }
 
 void ProgressLine::prepare(const std::string& what) {
-  write(fmt::format("before point {} of {}: {}", begun_ + 1, steps_, what));
+  write(fmt::format("before {} {} of {}: {}", noun_, begun_ + skipped_ + 1, steps_, what));
 }
 
 void ProgressLine::write(const std::string& text) {
@@ -50,11 +51,11 @@ void ProgressLine::write(const std::string& text) {
   std::fflush(stderr);
 }
 
-std::string time_left(std::int64_t done, std::int64_t steps, double seconds) {
+std::string time_left(std::int64_t done, std::int64_t left, double seconds) {
   if (done <= 0) return "";
-  const double left = seconds / static_cast<double>(done) * static_cast<double>(steps - done);
-  if (left >= 90) return fmt::format("about {:.0f} min left", std::ceil(left / 60));
-  return fmt::format("about {:.0f} s left", std::ceil(left));
+  const double rest = seconds / static_cast<double>(done) * static_cast<double>(left);
+  if (rest >= 90) return fmt::format("about {:.0f} min left", std::ceil(rest / 60));
+  return fmt::format("about {:.0f} s left", std::ceil(rest));
 }
 
 }  // namespace gatefold

@@ -7,6 +7,8 @@ namespace {
 
 /// Weights of all copies together, at most: what is left of rotation on small machines.
 constexpr std::int64_t kMostWeightBytes = std::int64_t{6} << 30;
+/// Each is made and taken once before a point is timed, and that takes its time for tiny ones, too.
+constexpr std::int64_t kMostCopies = 64;
 
 std::int64_t parameters(const LayerSpec& spec, std::int64_t experts) {
   if (const auto* dense = std::get_if<FfnSpec>(&spec)) return dense->parameters();
@@ -53,10 +55,12 @@ void TimedLayer::forward(std::int64_t pass) {
   pass_->forward(*last_);
 }
 
-std::int64_t cold_copies(const Device& device, std::int64_t round_bytes) {
+Copies cold_copies(std::int64_t cache_bytes, std::int64_t round_bytes) {
   const std::int64_t round = std::max<std::int64_t>(1, round_bytes);
-  const std::int64_t wanted = ceil_div(2 * device.last_level_cache(), round) + 1;
-  return std::min(wanted, std::max<std::int64_t>(1, kMostWeightBytes / round));
+  const std::int64_t wanted = ceil_div(2 * cache_bytes, round) + 1;
+  const std::int64_t most = std::max<std::int64_t>(1, kMostWeightBytes / round);
+  const std::int64_t count = std::min({wanted, most, kMostCopies});
+  return {count, count == wanted || count * round >= 2 * cache_bytes};
 }
 
 std::int64_t active_parameters(const LayerSpec& spec) {

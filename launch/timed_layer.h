@@ -49,9 +49,15 @@ class TimedLayer {
   Layer* last_ = nullptr;
 };
 
+struct Copies {
+  std::int64_t count = 1;
+  bool cold = true;  // out of the last-level cache when their turn comes
+};
+
 /// How many copies it takes, where `round_bytes` of weights are read until a layer's turn comes
-/// again, for twice the last-level cache to pass by; few enough for some gigabytes in all.
-std::int64_t cold_copies(const Device& device, std::int64_t round_bytes);
+/// again, for twice a last-level cache to pass by; few enough for some gigabytes, and to be loaded
+/// soon.
+Copies cold_copies(std::int64_t cache_bytes, std::int64_t round_bytes);
 
 /// The parameters that a token meets, of experts the top k; routers don't count.
 std::int64_t active_parameters(const LayerSpec& spec);

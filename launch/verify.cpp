@@ -11,6 +11,7 @@
 #include "launch/device_pass.h"
 #include "launch/job.h"
 #include "launch/kernel_names.h"
+#include "launch/progress_line.h"
 #include "launch/weight_reads.h"
 #include "layers/moe_reference.h"
 #include "parallel/agreement.h"
@@ -505,7 +506,13 @@ int verify(Job& job) {
   }
   std::int64_t wrong = 0;
   KernelNames kernels;
-  for (const std::int64_t layer : job.layers()) wrong += check_layer(job, layer, kernels, report);
+  std::optional<ProgressLine> progress(std::in_place, "layer", std::ssize(job.layers()),
+                                       job.world().rank() == 0 && !job.options().quiet);
+  for (const std::int64_t layer : job.layers()) {
+    progress->begin();
+    wrong += check_layer(job, layer, kernels, report);
+  }
+  progress.reset();
   kernels.state(report);
   report.note(fmt::format("Out of bounds values : {} {}", wrong, wrong == 0 ? "OK" : "FAILED"));
   publish(job, report);

@@ -245,14 +245,25 @@ TEST_F(Point, CopiesTakeTurnsUntilTheCachesHoldNoneOfThem) {
   EXPECT_NE(used[0], used[1]);
   EXPECT_EQ(used[0], used[2]);
   EXPECT_EQ(used[1], used[3]);
+}
 
-  const std::int64_t cache = job.device().last_level_cache();
+TEST(ColdCopies, AreEnoughForTheCachesOrSayThatTheyArent) {
+  constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+  const std::int64_t cache = 32 * kMiB;
   for (const std::int64_t bytes : {cache / 3 + 1, cache, 3 * cache}) {
-    const std::int64_t copies = cold_copies(job.device(), bytes);
-    EXPECT_GE((copies - 1) * bytes, 2 * cache) << "others that pass by until a turn comes again";
-    EXPECT_LT((copies - 2) * bytes, 2 * cache);
+    const Copies copies = cold_copies(cache, bytes);
+    EXPECT_TRUE(copies.cold);
+    EXPECT_GE((copies.count - 1) * bytes, 2 * cache) << "others that pass by until a turn comes";
+    EXPECT_LT((copies.count - 2) * bytes, 2 * cache);
   }
-  EXPECT_EQ(cold_copies(job.device(), std::int64_t{7} << 30), 1);
+  // Of weights that are larger than all caches one copy will do.
+  EXPECT_EQ(cold_copies(cache, 7 * 1024 * kMiB).count, 1);
+  EXPECT_TRUE(cold_copies(cache, 7 * 1024 * kMiB).cold);
+  // Thousands of a tiny layer would have to be made.
+  EXPECT_EQ(cold_copies(480 * kMiB, 100'000).count, 64);
+  EXPECT_FALSE(cold_copies(480 * kMiB, 100'000).cold);
+  EXPECT_EQ(cold_copies(480 * kMiB, 15 * kMiB).count, 64);
+  EXPECT_TRUE(cold_copies(480 * kMiB, 15 * kMiB).cold);
 }
 
 /// Remembers how much the library was told to add, and takes its time for one of these.

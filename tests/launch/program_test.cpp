@@ -1,13 +1,11 @@
 // Runs the program itself, alone and under mpirun, and looks at what it prints and ends with.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/stat.h>
 
 #include <cmath>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "layers/seeded_source.h"
 #include "runtime/checkpoint.h"
@@ -18,8 +16,10 @@ namespace gatefold {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 std::string gpt2() { return "--config " + kSource + "/configs/gpt2.json"; }
@@ -38,6 +38,8 @@ TEST_F(Program, HelpAndVersionArePrintedOnceAndEndWell) {
 TEST_F(Program, ABadCommandLineIsOneLineHoweverManyRanksThereAre) {
   expect_one_complaint(alone("verify --model m --tp 4x"), 64, "'x' is left over");
   expect_one_complaint(on_ranks(3, "verify --model m --tp 4x"), 64, "'x' is left over");
+  expect_one_complaint(on_ranks(2, "bench --model m --tokens 8-64:x1"), 64,
+                       "'8-64:x1' is no range (a factor of 1 never ends)");
   expect_one_complaint(alone(""), 64, "no command");
 }
 
@@ -156,117 +158,15 @@ TEST_F(Program, MoreTokensThanCanBeCountedOrHeldAreRefusedBeforeTheyAreMade) {
                        "18014398501093376 bytes (this machine has");
 }
 
-TEST_F(Program, BenchComparesEveryPointUnlessToldNotTo) {
-  const std::string bench =
-      "bench --quiet --iterations 1 --warmup 0 --tokens 3 --model " + kFixture;
-  const std::string json = " --json " + path("report.json");
-  const auto wrong = [&] {
-    return nlohmann::json::parse(content_of(path("report.json")))["rows"][0]["wrong"];
-  };
-  const Outcome one = alone(bench + json);
-  EXPECT_EQ(one.code, 0) << one.error;
-  EXPECT_THAT(one.out, HasSubstr("Out of bounds values : 0 OK"));
-  EXPECT_EQ(wrong(), 0);
-  const Outcome two = on_ranks(2, bench + json);
-  EXPECT_EQ(two.code, 0) << two.error;
-  EXPECT_THAT(two.out, HasSubstr("Out of bounds values : 0 OK"));
-  EXPECT_EQ(wrong(), 0);
-  const Outcome unchecked = on_ranks(2, bench + json + " --no-check");
-  EXPECT_EQ(unchecked.code, 0) << unchecked.error;
-  EXPECT_THAT(unchecked.out, HasSubstr("Out of bounds values : not checked (--no-check)"));
-  EXPECT_EQ(wrong(), "-");
-}
-
-/// The fields of a CSV line, without the quotes around those that hold commas.
-std::vector<std::string> csv_fields(const std::string& line) {
-  std::vector<std::string> fields(1);
-  bool quoted = false;
-  for (const char c : line) {
-    if (c == '"') {
-      quoted = !quoted;
-    } else if (c == ',' && !quoted) {
-      fields.emplace_back();
-    } else {
-      fields.back() += c;
-    }
-  }
-  return fields;
-}
-
-TEST_F(Program, BenchsTableCsvAndJsonSayTheSame) {
-  const Outcome outcome =
-      on_ranks(3,
-               "bench --iterations 2 --warmup 0 --hot --verbose --tokens 1,3-6:x2 --tp 1-3:+1 "
-               "--reduce exact,fast --model " +
-                   kFixture + " --csv " + path("bench.csv") + " --json " + path("bench.json"));
-  ASSERT_EQ(outcome.code, 0) << outcome.error;
-  const auto json = nlohmann::ordered_json::parse(content_of(path("bench.json")));
-  ASSERT_EQ(json["rows"].size(), 3U * 3U * 2U);
-  std::istringstream csv(content_of(path("bench.csv")));
-  std::string line;
-  std::getline(csv, line);
-  std::vector<std::string> names;
-  for (const auto& item : json["rows"][0].items()) names.push_back(item.key());
-  EXPECT_EQ(line, fmt::format("{}", fmt::join(names, ",")));
-  const std::string table = outcome.out.substr(outcome.out.find("#\n"));
-  for (const auto& row : json["rows"]) {
-    std::getline(csv, line);
-    const std::vector<std::string> fields = csv_fields(line);
-    ASSERT_EQ(fields.size(), names.size());
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      if (row[names[i]].is_number()) {
-        EXPECT_EQ(std::stod(fields[i]), row[names[i]].get<double>()) << names[i];
-      } else {
-        EXPECT_EQ(fields[i], row[names[i]].get<std::string>()) << names[i];
-      }
-    }
-    EXPECT_EQ(row["wrong"], 0);
-    EXPECT_THAT(table, HasSubstr(fmt::format(" {:.1f} ", row["time_us"].get<double>())));
-    EXPECT_EQ(row["busbw_gb_per_s"] == 0, row["ranks"] == 1) << row;
-  }
-  EXPECT_FALSE(std::getline(csv, line));
-  for (const std::string& text : {outcome.out, content_of(path("bench.csv"))}) {
-    for (const char* bad : {"inf", "nan", "-0,", "-0.0", " -0 "}) {
-      EXPECT_THAT(text, Not(HasSubstr(bad)));
-    }
-  }
-  EXPECT_EQ(json["options"]["tp"], "1,2,3");
-  EXPECT_EQ(json["options"]["tokens"], "1,3,6");
-  EXPECT_EQ(json["environment"]["points"], "9 of 9");
-  for (const char* name : {"hosts", "cpu", "cores", "revision", "scaling"}) {
-    EXPECT_TRUE(json["environment"].contains(name)) << name;
-  }
-}
-
-TEST_F(Program, APointThatCantBeIsSkippedAndNoneLeftIsRefused) {
-  const std::string bench = "bench --iterations 1 --warmup 0 --hot --tokens 2 --model " + kFixture;
-  const Outcome some = on_ranks(2, bench + " --tp 1,2,4");
-  EXPECT_EQ(some.code, 0) << some.error;
-  EXPECT_THAT(some.out, HasSubstr("# skipped: tp 4 on 4 ranks (it takes 4 ranks of 2)"));
-  expect_one_complaint(on_ranks(2, bench + " --tp 4"), 64, "it takes 4 ranks of 2");
-  expect_one_complaint(on_ranks(2, bench + " --ep 2"), 64, "the model's layers are dense");
-}
-
-TEST_F(Program, ABenchThatIsToldToEndLeavesThePointsThatAreFinished) {
-  // A point has fewer passes than a signal takes to come, the sweep more points.
-  const Outcome outcome = shell(
-      kProgram +
-      " bench --iterations 1 --warmup 0 --hot --threads 1 --device cpu --tokens 1-900:+1" +
-      " --model " + kFixture + " --csv " + path("bench.csv") + " --json " + path("bench.json") +
-      " & job=$!\nfor i in {1..300}; do sleep 0.1; [[ $(wc -l 2>/dev/null <" + path("bench.csv") +
-      ") -gt 3 ]] && break; done\nkill -TERM $job; wait $job");
-  EXPECT_EQ(outcome.code, 143) << outcome.error;
-  std::istringstream csv(content_of(path("bench.csv")));
-  std::size_t lines = 0;
-  std::size_t columns = 0;
-  for (std::string line; std::getline(csv, line); ++lines) {
-    if (lines == 0) columns = csv_fields(line).size();
-    EXPECT_EQ(csv_fields(line).size(), columns) << line;
-  }
-  EXPECT_GT(lines, 3U);
-  const auto json = nlohmann::json::parse(content_of(path("bench.json")));
-  EXPECT_GE(json["rows"].size(), 3U);
-  EXPECT_THAT(json["environment"]["points"].get<std::string>(), HasSubstr(" of 900"));
+TEST_F(Program, VerifySaysOnATerminalWhichLayerItIsAt) {
+  const std::string verify =
+      kProgram + " verify --layers 0-2 --tokens 2 " + gpt2() + " --set n_embd=32 --device cpu";
+  const Outcome shown = shell("GATEFOLD_PROGRESS=1 " + verify);
+  EXPECT_EQ(shown.code, 0) << shown.error;
+  EXPECT_THAT(shown.error, ContainsRegex("\r\x1b\\[Klayer 1 of 3.*\x1b\\[Klayer 3 of 3, about "
+                                         "[0-9]+ s left\r\x1b\\[K$"));
+  EXPECT_THAT(shell("GATEFOLD_PROGRESS=1 " + verify + " --quiet").error, IsEmpty());
+  EXPECT_THAT(shell(verify).error, IsEmpty());
 }
 
 TEST_F(Program, InspectCountsGatesInEveryLayerByDefault) {
