@@ -27,7 +27,8 @@ constexpr Range owned_blocks(std::int64_t blocks, std::int64_t ranks, std::int64
 }
 
 /// What tiles of a CPU may have.
-constexpr std::array<std::int64_t, 9> kCpuTileHeights{1, 8, 16, 24, 32, 40, 48, 56, 64};
+constexpr std::array<std::int64_t, 17> kCpuTileHeights{1,  4,  8,  12, 16, 20, 24, 28, 32,
+                                                       36, 40, 44, 48, 52, 56, 60, 64};
 /// The same with AMX, whose registers have 16 rows: fewer take as long.
 constexpr std::array<std::int64_t, 5> kAmxTileHeights{1, 16, 32, 48, 64};
 

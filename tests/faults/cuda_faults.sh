@@ -124,12 +124,14 @@ with_experts() { # COMM
  "hidden_act": "silu", "num_hidden_layers": 1, "torch_dtype": "bfloat16"}
 JSON
   local moe=(-- verify --config "$scratch/experts.json" --tokens 6 --device cuda --comm "$1")
-  local mallocs launches pinned back
+  local mallocs launches pinned back first
   together "$1: experts, nothing planted"      3 0  "$right" "$count" "${moe[@]}"
   mallocs=$(last malloc) launches=$(last launch) pinned=$(last host_malloc)
-  # The last ones: indices, what comes home, what comes in, what goes out, sums.
+  # The last ones: indices, what comes home, what comes in, what goes out, sums. What grows asks for
+  # more than it needs, and then once again.
   for back in 0 1 2 3 4; do
-    together "$1: no memory for a step, $back before the last" 3 71 "rank 1: |GPU memory could not be had (" "$fail=malloc:$((mallocs - back))@1" "${moe[@]}"
+    first=$((mallocs - back))
+    together "$1: no memory for a step, $back before the last" 3 71 "rank 1: |GPU memory could not be had (" "$fail=malloc:$first@1,malloc:$((first + 1))@1" "${moe[@]}"
   done
   if [[ $1 == mpi ]]; then
     together "$1: no pinned memory for a step" 3 71 "rank 1: |pinned host memory could not be had" "$fail=host_malloc:$pinned@1" "${moe[@]}"
