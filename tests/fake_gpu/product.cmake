@@ -166,7 +166,7 @@ gatefold_cuda_test(communicator NP 1 2 3 4 FILTER Backends/*)
 # Of the program's own tests those that compute.
 gatefold_cuda_test(program LABELS program
   FILTER *InspectCountsHowFar*:*RunWrites*:*Ablation*:*ANanToken*:*MadeModelGives*)
-gatefold_cuda_test(bench_program LABELS program)
+gatefold_cuda_test(bench_program LABELS program FILTER *Compares*:*TableCsv*:*ASweep*)
 gatefold_cuda_test(moe_program LABELS program
   FILTER *EightExperts*:*OneOrTwoOfThem*:*HowTheTokensSpread*:*RoutesAsRun*:*GatesAndRouters*)
 
