@@ -199,6 +199,8 @@ void Moe::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
     } else {
       route(x, rows);
     }
+  } catch (const NoAnswerError&) {
+    throw;  // nothing can be agreed on any more
   } catch (const std::exception&) {
     failed = std::current_exception();
     routing_.resize(0, router_->rule().top_k);

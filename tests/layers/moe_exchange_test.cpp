@@ -131,5 +131,45 @@ TEST_F(MoeExchange, WhereMoreCantBeSharedMessagesTakeOver) {
   EXPECT_EQ(sharing.asked, 2);
 }
 
+/// Counts what goes to peers, and has lost one of them once memory is to be shared.
+class LosesAPeer final : public HookedCommunicator {
+ public:
+  explicit LosesAPeer(Communicator& inner)
+      : HookedCommunicator(inner, [this](Communicator& group, auto sends, auto receives) {
+          ++talks;
+          group.exchange(sends, receives);
+        }) {}
+  Communicator& host() override { return *this; }
+  void all_gather_v(std::byte* all, std::span<const std::int64_t> parts) override {
+    ++talks;
+    HookedCommunicator::all_gather_v(all, parts);
+  }
+  std::unique_ptr<SharedWindow> share(std::int64_t) override {
+    if (lost) throw NoAnswerError("a peer is lost (planted); want another");
+    return nullptr;
+  }
+  int talks = 0;
+  bool lost = false;
+};
+
+TEST_F(MoeExchange, APeerThatIsLostBeforeRowsGoOutEndsTheStepWithoutAWordToTheOthers) {
+  if (world_->size() == 1 || on_cuda()) return;
+  const MemoryMoe moe({.hidden = 64, .intermediate = 24, .experts = 8, .top_k = 2});
+  LosesAPeer world(*world_);
+  const Grid grid(*world_, 1, 1);
+  LosesAPeer etp(grid.etp());
+  const auto device = testing_device();
+  Moe layer(moe.spec, moe.source, {device.get(), &world, &grid.tp(), &etp},
+            options_for(DType::kF32, Dispatcher::kAllToAll, 8));
+  const std::int64_t tokens = world_->size();
+  const auto x = batch(moe, DType::kF32, tokens);
+  std::vector<std::byte> y(256);
+  const int before = world.talks + etp.talks;
+  etp.lost = true;
+  EXPECT_THROW(layer.forward(x.data() + world_->rank() * 256, {1, tokens}, y.data()),
+               NoAnswerError);
+  EXPECT_EQ(world.talks + etp.talks, before);
+}
+
 }  // namespace
 }  // namespace gatefold::testing
