@@ -52,18 +52,12 @@ Activation identity() {
   return activation;
 }
 
-struct OwnedTiles {
-  Buffer memory;
-  Tiles tiles;
-};
+void grow(Device& device, Buffer& buffer, std::int64_t bytes) {
+  if (buffer.bytes() < bytes) buffer = device.allocate(bytes);
+}
 
-OwnedTiles make_tiles(Device& device, DType dtype, std::int64_t rows, std::int64_t tile_rows,
-                      std::int64_t width) {
-  OwnedTiles owned{{}, {nullptr, rows, tile_rows, width}};
-  owned.memory =
-      device.allocate(owned.tiles.padded_rows() * width * size_of(device.storage(dtype)));
-  owned.tiles.data = owned.memory.data();
-  return owned;
+void grow(Device& device, Buffer& buffer, DType dtype, const Tiles& tiles) {
+  grow(device, buffer, tiles.padded_rows() * tiles.width * size_of(device.storage(dtype)));
 }
 
 }  // namespace
@@ -147,56 +141,69 @@ Range ColumnParallelLinear::output_columns() const {
   return output_ == Output::kGathered ? Range{0, outputs_} : own_columns(place_.tp->rank());
 }
 
+/// Memory is lacking on all ranks or on none, or some would wait for the others.
+void ColumnParallelLinear::reserve_agreed(std::int64_t rows, std::int64_t height) {
+  Device& device = *place_.device;
+  const std::int64_t row_bytes = rows * size_of(dtype_);
+  const std::int64_t gathered_x = input_rows_ == Rows::kScattered ? row_bytes * inputs_ : 0;
+  const std::int64_t gathered_y = output_ == Output::kGathered ? row_bytes * outputs_ : 0;
+  run_agreed(*place_.tp, [&] {
+    linear_.reserve(height);
+    grow(device, x_tiles_, dtype_, {nullptr, rows, height, round_up(inputs_, kInnerStep)});
+    for (std::size_t i = 0; i < linear_.blocks(); ++i) {
+      const std::int64_t width = linear_.shape(i).padded_outputs();
+      grow(device, h_tiles_, dtype_, {nullptr, rows, height, width});
+    }
+    grow(device, gathered_x_, gathered_x);
+    grow(device, gathered_y_, gathered_y);
+    if (gathered_y > 0) {
+      grow(device, own_y_, row_bytes * own_columns(place_.tp->rank()).size());
+    }
+    place_.tp->reserve(std::max(gathered_x, gathered_y));
+  });
+}
+
 void ColumnParallelLinear::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
   Device& device = *place_.device;
   const std::int64_t element = size_of(dtype_);
   const std::int64_t height = tile_height(device, linear_.kernel(), rows);
-  linear_.reserve(height);
+  reserve_agreed(rows.local, height);
 
-  Buffer whole;
   if (input_rows_ == Rows::kScattered) {
-    whole = device.allocate(rows.local * inputs_ * element);
-    gather_rows(place_, x, rows.local, inputs_ * element, whole.data());
-    x = whole.data();
+    gather_rows(place_, x, rows.local, inputs_ * element, gathered_x_.data());
+    x = gathered_x_.data();
   }
-  const OwnedTiles x_tiles =
-      make_tiles(device, dtype_, rows.local, height, round_up(inputs_, kInnerStep));
-  device.tile_rows({.data = x, .stride = inputs_}, dtype_, inputs_, x_tiles.tiles);
+  const Tiles x_tiles{x_tiles_.data(), rows.local, height, round_up(inputs_, kInnerStep)};
+  device.tile_rows({.data = x, .stride = inputs_}, dtype_, inputs_, x_tiles);
 
   const Range own = own_columns(place_.tp->rank());
-  Buffer own_memory;
-  std::byte* own_y = y;
-  if (output_ == Output::kGathered) {
-    own_memory = device.allocate(rows.local * own.size() * element);
-    own_y = own_memory.data();
-  }
+  std::byte* own_y = output_ == Output::kGathered ? own_y_.data() : y;
   for (std::size_t i = 0; i < linear_.blocks(); ++i) {
     const Range columns = linear_.plan().columns(i);
-    const OwnedTiles h =
-        make_tiles(device, dtype_, rows.local, height, linear_.shape(i).padded_outputs());
-    linear_.forward_block(i, x_tiles.tiles, h.tiles);
-    device.untile_rows(h.tiles, dtype_, columns.size(),
-                       own_y + (columns.begin - own.begin) * element, own.size());
+    const Tiles h{h_tiles_.data(), rows.local, height, linear_.shape(i).padded_outputs()};
+    linear_.forward_block(i, x_tiles, h);
+    device.untile_rows(h, dtype_, columns.size(), own_y + (columns.begin - own.begin) * element,
+                       own.size());
   }
   if (output_ == Output::kGathered) gather_columns(rows.local, own_y, y);
 }
 
 void ColumnParallelLinear::gather_columns(std::int64_t rows, const std::byte* own, std::byte* y) {
   const std::int64_t element = size_of(dtype_);
-  Buffer all = place_.device->allocate(rows * outputs_ * element);
+  std::byte* all = gathered_y_.data();
   std::vector<std::int64_t> parts;
   for (int r = 0; r < place_.tp->size(); ++r)
     parts.push_back(rows * own_columns(r).size() * element);
   const Range mine = own_columns(place_.tp->rank());
   const std::int64_t own_bytes = mine.size() * element;
-  place_.device->copy_rows(all.data() + rows * mine.begin * element, own_bytes, own, own_bytes,
-                           rows, own_bytes);
-  place_.tp->all_gather_v(all.data(), parts);
+  place_.device->copy_rows(all + rows * mine.begin * element, own_bytes, own, own_bytes, rows,
+                           own_bytes);
+  place_.tp->all_gather_v(all, parts);
   for (int r = 0; r < place_.tp->size(); ++r) {
     const Range columns = own_columns(r);
     place_.device->copy_rows(y + columns.begin * element, outputs_ * element,
-                             all.data() + rows * columns.begin * element, columns.size() * element,
-                             rows, columns.size() * element);
+                             all + rows * columns.begin * element, columns.size() * element, rows,
+                             columns.size() * element);
   }
 }
 
@@ -272,15 +279,20 @@ void RowParallelLinear::forward(const std::byte* x, const RowCount& rows, std::b
   const Range own = plan_.blocks.columns(plan_.runs[static_cast<std::size_t>(place_.tp->rank())]);
   const bool whole = input_ == Input::kWhole;
   const std::int64_t stride = whole ? plan_.blocks.width : own.size();
-  reserve(rows.local, height);
+  run_agreed(*place_.tp, [&] {
+    reserve(rows.local, height);
+    for (std::size_t i = 0; i < weights_.count(); ++i) {
+      grow(device, h_tiles_, dtype_, {nullptr, rows.local, height, shape(i).padded_inputs()});
+    }
+  });
   begin(rows.local);
   for (std::size_t i = 0; i < weights_.count(); ++i) {
     const Range columns = plan_.columns(i);
-    const OwnedTiles h = make_tiles(device, dtype_, rows.local, height, shape(i).padded_inputs());
+    const Tiles h{h_tiles_.data(), rows.local, height, shape(i).padded_inputs()};
     const std::int64_t first = columns.begin - (whole ? 0 : own.begin);
     device.tile_rows({.data = x + first * size_of(dtype_), .stride = stride}, dtype_,
-                     columns.size(), h.tiles);
-    add_block(i, h.tiles);
+                     columns.size(), h);
+    add_block(i, h);
   }
   finish(y);
 }

@@ -17,7 +17,7 @@
 ///   Replicated            not shared out     all of x → all of y
 ///
 /// Rows, where said, may be scattered: rank r of the group holds even_part(rows, tp, r).
-/// `global_rows` is the row count of the whole batch, over all groups: it fixes the tile height.
+/// A forward() is collective, but for Replicated's, and throws Error 64, 71 on every rank.
 namespace gatefold {
 
 struct RowCount {
@@ -74,11 +74,12 @@ class ColumnParallelLinear {
 
   /// Columns of y on this rank: the whole width where gathered.
   Range output_columns() const;
-  /// x [rows, in] (own rows where scattered) → y [rows, output_columns().size()]. Collective.
+  /// x [rows, in] (own rows where scattered) → y [rows, output_columns().size()].
   void forward(const std::byte* x, const RowCount& rows, std::byte* y);
 
  private:
   Range own_columns(int rank) const;
+  void reserve_agreed(std::int64_t rows, std::int64_t height);
   void gather_columns(std::int64_t rows, const std::byte* own, std::byte* y);
 
   std::int64_t outputs_;
@@ -88,6 +89,7 @@ class ColumnParallelLinear {
   Output output_;
   Rows input_rows_;
   MergedColumnParallelLinear linear_;
+  Buffer x_tiles_, h_tiles_, gathered_x_, own_y_, gathered_y_;
 };
 
 /// y = x Wᵀ + b with the inputs cut; partial products are summed over the group, the bias is added
@@ -99,8 +101,7 @@ class RowParallelLinear {
                     const LinearOptions& options, Input input = Input::kParallel,
                     Rows output_rows = Rows::kReplicated);
 
-  /// x [rows, own columns] or [rows, in] for Input::kWhole → y [rows, out], or this rank's rows of
-  /// it where scattered. Collective.
+  /// x [rows, own columns], or [rows, in] for Input::kWhole → y [rows, out], or own rows of it.
   void forward(const std::byte* x, const RowCount& rows, std::byte* y);
 
   // The steps of forward(), for a layer that makes its inputs block by block.
@@ -127,7 +128,7 @@ class RowParallelLinear {
   BlockWeights weights_;
   MergePlan merge_plan_;
   TreeSum tree_sum_;
-  Buffer bias_;
+  Buffer bias_, h_tiles_;
   Partials partials_;
   int height_ = 0;
 };

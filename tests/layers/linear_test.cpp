@@ -11,6 +11,7 @@
 
 #include "group_test.h"
 #include "memory_source.h"
+#include "parallel/agreement.h"
 #include "runtime/activation_math.h"
 #include "tests/parallel/usage_error.h"
 #include "tests/runtime/counting_device.h"
@@ -476,6 +477,58 @@ TEST_F(Linear, RowCountsThatCantBeAreRefusedOnEveryRank) {
     }
   }
   world_->barrier();  // no rank is stuck in a call
+}
+
+/// Until there is enough, forward() has one buffer more on the last rank, each time of a new layer.
+template <typename Make>
+void forward_with_too_little(testing::ShortOfMemory& device, bool last, const RowCount& rows,
+                             const std::vector<float>& x, std::int64_t outputs, const Make& make) {
+  OnDevice<std::byte> in(device, in_dtype(x, DType::kF32));
+  OnDevice<std::byte> out(device, std::vector<std::byte>(as_size(rows.local * outputs * 4)));
+  const auto forward = [&](auto& layer) {
+    layer.forward(in.data(), rows, out.data());
+    device.synchronize();
+    return out.get();
+  };
+  auto ample = make();
+  const std::vector<std::byte> expected = forward(ample);
+  int left = 0;
+  for (bool enough = false; !enough; ++left) {
+    auto layer = make();
+    device.left = last ? left : -1;
+    try {
+      forward(layer);
+      enough = true;
+    } catch (const Error& error) {
+      EXPECT_NE(dynamic_cast<const AgreedError*>(&error), nullptr) << error.what();
+      EXPECT_EQ(error.code(), ExitCode::kOutOfMemory) << error.what();
+    }
+    device.left = -1;
+    EXPECT_TRUE(forward(layer) == expected) << left;
+  }
+  EXPECT_GT(left, 1) << "what a forward allocates";
+}
+
+TEST_F(Linear, MemoryThatLacksOnOneRankEndsForwardOnAllAndTheNextIsRight) {
+  const Problem p({100, 33, true});
+  const LinearOptions o = options(DType::kF32);
+  testing::ShortOfMemory device(testing::testing_device());
+  const testing::DeviceGroup group(*world_, device);
+  const Place place{&device, group.get()};
+  const bool last = world_->rank() + 1 == world_->size();
+  const RowCount rows{17, 17};
+  for (const Output output : {Output::kParallel, Output::kGathered}) {
+    for (const Rows scattered : {Rows::kReplicated, Rows::kScattered}) {
+      forward_with_too_little(device, last, rows, p.x(17), 100, [&] {
+        return ColumnParallelLinear(p.tensors(), p.source, place, o, output, scattered);
+      });
+    }
+  }
+  for (const Rows scattered : {Rows::kReplicated, Rows::kScattered}) {
+    forward_with_too_little(device, last, rows, p.x(17), 100, [&] {
+      return RowParallelLinear(p.tensors(), p.source, place, o, Input::kWhole, scattered);
+    });
+  }
 }
 
 TEST_F(Linear, MoreRanksThanBlocksAreRefusedWithBothNumbers) {
