@@ -2,6 +2,7 @@
 #include <immintrin.h>
 #include <omp.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,8 +34,10 @@ namespace gatefold {
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
-/// libgomp keeps a record per thread on the stack when it starts them.
-constexpr int kMaxThreads = 4096;
+/// libgomp keeps a record per thread on the stack when it starts them: 96 bytes, and some more.
+constexpr rlim_t kRecordBytes = 128;
+constexpr rlim_t kOtherStackBytes = 64 << 10;
+constexpr rlim_t kMaxThreads = 4096;
 constexpr std::int64_t kHugePage = 2 << 20;
 /// A panel of columns that stays in a core's L2 while all tiles pass over it.
 constexpr std::int64_t kPanelBytes = 1 << 20;
@@ -540,17 +543,26 @@ void CpuDevice::combine_rows(const CombinedRows& io) {
   });
 }
 
+/// Threads that this process may have under its `ulimit -s`; one needs no other stack.
+int most_threads() {
+  rlimit stack{};
+  if (::getrlimit(RLIMIT_STACK, &stack) != 0) return 1;
+  const rlim_t bytes = std::max(stack.rlim_cur, kOtherStackBytes) - kOtherStackBytes;
+  return static_cast<int>(std::clamp<rlim_t>(bytes / kRecordBytes, 1, kMaxThreads));
+}
+
 }  // namespace
 
 std::unique_ptr<Device> make_cpu_device(int threads) {
-  const int most = threads > 0 ? threads : omp_get_max_threads();
-  if (most > kMaxThreads) {
+  const int wanted = threads > 0 ? threads : omp_get_max_threads();
+  const int most = most_threads();
+  if (wanted > most) {
     throw Error(ExitCode::kUsage,
                 fmt::format("{} threads for one process (more than {} overrun OpenMP's stack); set "
                             "OMP_NUM_THREADS, or --threads, to as many as there are cores",
-                            most, kMaxThreads));
+                            wanted, most));
   }
-  return std::make_unique<CpuDevice>(most);
+  return std::make_unique<CpuDevice>(wanted);
 }
 
 }  // namespace gatefold

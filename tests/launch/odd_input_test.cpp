@@ -69,6 +69,10 @@ TEST_F(OddInput, MoreThreadsThanOpenMPCanStartAreRefused) {
   expect_one_complaint(shell(many + command), 64, "99999 threads for one process");
   expect_one_complaint(shell(many + GATEFOLD_MPIRUN + " -n 2 " + command), 64, "99999 threads");
   EXPECT_EQ(shell(many + command + " --threads 1").code, 0);
+  const std::string small_stack = "ulimit -s 256; ";
+  expect_one_complaint(shell(small_stack + command + " --threads 4000"), 64,
+                       "4000 threads for one process (more than 1536 ");
+  EXPECT_EQ(shell(small_stack + command + " --threads 1536").code, 0);
 }
 
 TEST_F(OddInput, NoConfigMakesInspectsSumsOverflow) {
