@@ -186,6 +186,7 @@ int run_program(int argc, char** argv, const Seams& seams, const std::string& re
   } catch (const Ended& ended) {
     return ended.code;
   } catch (...) {
+    if (session) session->progress().tick();  // the watchdog knows less
     return end_with_current(rank, ranks);
   }
 }

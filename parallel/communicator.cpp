@@ -34,8 +34,11 @@ class SelfCommunicator final : public Communicator {
   Progress own_progress_;
 };
 
-std::string no_answer_text(std::vector<int> missing, double seconds, const char* what,
+std::string no_answer_text(std::vector<int> late, double seconds, const char* what,
                            const Progress& progress) {
+  // A rank that this one waits for may itself wait in vain.
+  std::vector<int> missing = progress.missing();
+  if (missing.empty()) missing = std::move(late);
   std::ranges::sort(missing);
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   return fmt::format(
@@ -47,9 +50,9 @@ std::string no_answer_text(std::vector<int> missing, double seconds, const char*
 
 }  // namespace
 
-NoAnswerError::NoAnswerError(std::vector<int> missing, double seconds, const char* what,
+NoAnswerError::NoAnswerError(std::vector<int> late, double seconds, const char* what,
                              const Progress& progress)
-    : NoAnswerError(no_answer_text(std::move(missing), seconds, what, progress)) {}
+    : NoAnswerError(no_answer_text(std::move(late), seconds, what, progress)) {}
 
 std::int64_t Communicator::before_own(std::span<const std::int64_t> parts) const {
   return std::accumulate(parts.begin(), parts.begin() + rank(), std::int64_t{0});

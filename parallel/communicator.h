@@ -27,9 +27,9 @@ struct Transfer {
 class NoAnswerError : public Error {
  public:
   explicit NoAnswerError(const std::string& message) : Error(ExitCode::kTimeout, message) {}
-  /// `missing` in the world's numbers; none where nobody can tell. `what`: "a broadcast".
-  NoAnswerError(std::vector<int> missing, double seconds, const char* what,
-                const Progress& progress);
+  /// Names who is lost, by progress.missing(); where nobody is, `late`, in the world's numbers: the
+  /// ranks that this one waits for, as far as it can tell. `what`: "a broadcast".
+  NoAnswerError(std::vector<int> late, double seconds, const char* what, const Progress& progress);
 };
 
 /// How tensors in host memory go between ranks of one node.

@@ -1,6 +1,7 @@
 #include "parallel/session.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <mpi.h>
 #include <poll.h>
 #include <pthread.h>
@@ -16,6 +17,7 @@
 
 #include "parallel/mpi_check.h"
 #include "parallel/mpi_interop.h"
+#include "parallel/roll_call.h"
 #include "parallel/versions.h"
 #include "runtime/error.h"
 #include "runtime/output_file.h"
@@ -83,8 +85,13 @@ class BlockedSignals {
 /// that it interrupts, and mpirun gives a rank one second until it kills it.
 class Watchdog {
  public:
-  Watchdog(const Progress& progress, const std::atomic<int>& rank, double timeout_seconds)
-      : progress_(progress), rank_(rank), timeout_(timeout_seconds), thread_([this] { watch(); }) {}
+  Watchdog(const Progress& progress, RollCall& roll_call, const std::atomic<int>& rank,
+           double timeout_seconds)
+      : progress_(progress),
+        roll_call_(roll_call),
+        rank_(rank),
+        timeout_(timeout_seconds),
+        thread_([this] { watch(); }) {}
   ~Watchdog() {
     stop_ = true;
     pthread_kill(thread_.native_handle(), kStopSignal);
@@ -99,6 +106,7 @@ class Watchdog {
   [[noreturn]] void end_job() const;
 
   const Progress& progress_;
+  RollCall& roll_call_;
   const std::atomic<int>& rank_;
   double timeout_;
   std::atomic<bool> stop_ = false;
@@ -124,6 +132,7 @@ void Watchdog::watch() {
     const int signal = sigtimedwait(&signals_, nullptr, &kStep);
     if (stop_) return;
     if (signal > 0 && signal != kStopSignal) end_process(signal);
+    roll_call_.answer();
     if (progress_.ticks() != last_ticks) {
       last_ticks = progress_.ticks();
       last_change = Clock::now();
@@ -144,10 +153,19 @@ void Watchdog::end_process(int signal) const {
 }
 
 void Watchdog::end_job() const {
+  // A signal comes first: a peer may have ended the job, and mpirun gives this rank a second.
+  int signal = 0;
+  const std::vector<int> missing = roll_call_.missing([&] {
+    constexpr timespec kNow{0, 0};
+    if (signal <= 0) signal = sigtimedwait(&signals_, nullptr, &kNow);
+    return signal > 0;
+  });
+  if (signal > 0 && signal != kStopSignal) end_process(signal);
   print_last_words(fmt::format(
-      "[rank {}] gatefold: no progress for {} s in {} (a peer or a GPU is lost or stuck); "
+      "[rank {}] gatefold: no progress for {} s in {}{}{} (a peer or a GPU is lost or stuck); "
       "ending the job",
-      rank_.load(), timeout_, progress_.phase()));
+      rank_.load(), timeout_, progress_.phase(),
+      missing.empty() ? "" : ", nor an answer from rank ", fmt::join(missing, ", ")));
   Session::abort_job(static_cast<int>(ExitCode::kTimeout));
 }
 
@@ -155,10 +173,12 @@ void Watchdog::end_job() const {
 
 struct Session::State {
   State(int launched, double timeout_seconds)
-      : timeout(timeout_seconds), rank(launched), watchdog(progress, rank, timeout) {}
+      : timeout(timeout_seconds), rank(launched), watchdog(progress, roll_call, rank, timeout) {}
 
   double timeout;
+  bool threads = false;  // may all call MPI
   Progress progress;
+  RollCall roll_call;
   std::atomic<int> rank;
   Watchdog watchdog;
   std::unique_ptr<Communicator> world;
@@ -200,7 +220,8 @@ Session::Session(int* argc, char*** argv, double timeout_seconds)
   int rank = 0;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
   state_->rank = rank;
-  if (provided < MPI_THREAD_MULTIPLE && rank == 0) {
+  state_->threads = provided == MPI_THREAD_MULTIPLE;
+  if (!state_->threads && rank == 0) {
     // The watchdog's MPI_Abort is then outside MPI's promises, but better than a hang.
     print_error("gatefold: MPI offers no MPI_THREAD_MULTIPLE; the watchdog may fail");
   }
@@ -208,13 +229,20 @@ Session::Session(int* argc, char*** argv, double timeout_seconds)
 
 Session::~Session() {
   state_->world.reset();
+  state_->roll_call.end();
   state_->progress.enter("the end of MPI");
   MPI_Finalize();
 }
 
 Communicator& Session::world() const { return *state_->world; }
+Progress& Session::progress() const { return state_->progress; }
 
 void Session::start(WithinNode within) {
+  if (state_->threads) {
+    state_->roll_call.begin();
+    state_->progress.set_roll_call(
+        [roll_call = &state_->roll_call] { return roll_call->missing(); });
+  }
   MpiOptions options{state_->timeout, &state_->progress};
   options.within_node = within;
   state_->world = make_mpi_communicator(MPI_COMM_WORLD, options);

@@ -23,6 +23,8 @@ class Session {
 
   /// All processes of the job. Its waits have the session's timeout.
   Communicator& world() const;
+  /// Of this rank, from the start on.
+  Progress& progress() const;
 
   /// Makes world(), whose ranks of one node share memory or not. Call once, before anything else.
   /// Collective.

@@ -146,6 +146,21 @@ case_of() {
   verdict "$name" "${problems[@]}"
 }
 
+on_ranks() { # NAME CODE WORDS HOSTS ARGUMENT…: a case by launch/run on node0
+  case_of "${@:1:3}" on node0 "$here/launch/run" --host "$4" --build "$GATEFOLD_BUILD" -- "${@:5}"
+}
+
+# in_mid_run NAME CODE WORDS HOSTS ARGUMENT… -- COMMAND…: the same, and COMMAND happens meanwhile.
+in_mid_run() {
+  local arguments=() before=$failed job
+  while [[ $1 != -- ]]; do arguments+=("$1") && shift; done
+  cases=$((cases + 1))
+  (on_ranks "${arguments[@]}" && ((failed == before))) &
+  job=$!
+  "${@:2}"
+  wait "$job" || failed=$((failed + 1))
+}
+
 verdict() { # NAME PROBLEM…
   local name=$1
   shift

@@ -10,7 +10,7 @@ find runtime parallel layers launch -type f \
   xargs -0 awk '
     BEGIN {
       level["runtime"] = 1; level["parallel"] = 2; level["layers"] = 3; level["launch"] = 4
-      allowed["mpi"] = "^parallel/(mpi_communicator.cpp|session.cpp|mpi_windows.(h|cpp)|mpi_interop.h|mpi_check.h)$"
+      allowed["mpi"] = "^parallel/(mpi_communicator.cpp|session.cpp|mpi_windows.(h|cpp)|roll_call.(h|cpp)|mpi_interop.h|mpi_check.h)$"
       allowed["oneDNN"] = "^runtime/(cpu_device|onednn_gemm).cpp$"
       allowed["OpenMP"] = "^runtime/[^/]*.cpp$"
       allowed["CUDA"] = "^runtime/cuda_[a-z_]*[.](h|cpp|cu|cuh)$|^parallel/nccl_(communicator[.]cpp|interop[.]h)$"
