@@ -60,7 +60,7 @@ std::string new_directory(const std::string& path) {
 class TemporaryDirectory {
  public:
   explicit TemporaryDirectory(const std::string& target)
-      : target_(target), directory_(make_temporary(target, TemporaryKind::kDirectory).path) {}
+      : target_(target), directory_(make_temporary_directory(target)) {}
 
   /// The path of a file that is going to be in it.
   std::string file(const std::string& name) {

@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 
 constinit std::mutex temporaries_mutex;
 
-/// All of the process, files before directories. Never destroyed, since any thread may end it.
+/// All of the process, files before directories. Never destroyed, since any
+/// thread may end it.
 std::set<std::pair<TemporaryKind, std::string>>& temporaries() {
   static auto* const all = new std::set<std::pair<TemporaryKind, std::string>>;
   return *all;
@@ -45,7 +46,8 @@ std::string_view kind_of(fs::file_type type) {
   }
 }
 
-/// Where a rename must go so that a symbolic link stays; refuses what it would destroy.
+/// Where a rename must go so that a symbolic link stays; refuses what it would
+/// destroy.
 std::string rename_target(const std::string& path) {
   if (fs::path(path).filename().empty()) fail_output(path, "not a file name");
   std::error_code error;
@@ -64,23 +66,45 @@ std::string rename_target(const std::string& path) {
   return target;
 }
 
-struct Made {
-  int fd;     // -1 for a directory
-  int error;  // errno, or 0
-};
+std::string descriptor_path(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
 
-/// Makes it and remembers it at once, so that there is no moment in which nobody would remove it.
-Made make(const std::string& path, TemporaryKind kind) {
-  const std::lock_guard lock(temporaries_mutex);
-  Made made{-1, 0};
-  if (kind == TemporaryKind::kDirectory) {
-    if (::mkdir(path.c_str(), 0777) != 0) made.error = errno;
-  } else {
-    made.fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (made.fd < 0) made.error = errno;
+/// A file without a name that a link can give one, or -1.
+int open_unnamed(const fs::path& folder) {
+  constexpr int kFlags = O_WRONLY | O_TMPFILE | O_CLOEXEC;
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), kFlags, 0666);
+  if (fd < 0 || ::access(descriptor_path(fd).c_str(), F_OK) == 0) return fd;
+  ::close(fd);  // there is no /proc
+  return -1;
+}
+
+void require_replaceable(const std::string& target) {
+  // A rename asks for no right to what it replaces.
+  if (::faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) != 0 && errno != ENOENT &&
+      errno != ENOTDIR) {
+    fail_output(target, errno_text(errno), "choose another path or make it writable");
   }
-  if (made.error == 0) temporaries().emplace(kind, path);
-  return made;
+}
+
+/// Calls make(name), false where it fails with an errno, with names beside
+/// `target` until one is free, and remembers it at once, so that there is no
+/// moment in which nobody would remove it.
+template <typename Make>
+TemporaryPath make_beside(const std::string& target, TemporaryKind kind, const Make& make) {
+  const fs::path folder = fs::path(target).parent_path();
+  // A name can be taken by a process of the same number on another node, or one
+  // that was killed.
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    const std::string name =
+        (folder / fmt::format(".gatefold-{}-{}.tmp", ::getpid(), attempt)).string();
+    std::unique_lock lock(temporaries_mutex);
+    if (make(name.c_str())) {
+      temporaries().emplace(kind, name);
+      lock.unlock();
+      return TemporaryPath(name, kind);
+    }
+    if (errno != EEXIST) fail_output(target, errno_text(errno));
+  }
+  fail_output(target, "no free name for a temporary file beside it");
 }
 
 }  // namespace
@@ -116,30 +140,25 @@ void remove_temporaries() noexcept {
   for (const auto& [kind, path] : temporaries()) remove(path, kind);
 }
 
-Temporary make_temporary(const std::string& target, TemporaryKind kind) {
-  // A rename asks for no right to what it replaces.
-  if (::faccessat(AT_FDCWD, target.c_str(), W_OK, AT_EACCESS) != 0 && errno != ENOENT &&
-      errno != ENOTDIR) {
-    fail_output(target, errno_text(errno), "choose another path or make it writable");
-  }
-  const fs::path folder = fs::path(target).parent_path();
-  // A name can be taken by a process of the same number on another node, or one that was killed.
-  for (int attempt = 0; attempt < 1000; ++attempt) {
-    const std::string name =
-        (folder / fmt::format(".gatefold-{}-{}.tmp", ::getpid(), attempt)).string();
-    const auto [fd, error] = make(name, kind);
-    if (error == 0) return {TemporaryPath(name, kind), FileDescriptor(fd)};
-    if (error != EEXIST) fail_output(target, errno_text(error));
-  }
-  fail_output(target, "no free name for a temporary file beside it");
+TemporaryPath make_temporary_directory(const std::string& target) {
+  require_replaceable(target);
+  return make_beside(target, TemporaryKind::kDirectory,
+                     [](const char* name) { return ::mkdir(name, 0777) == 0; });
 }
 
-OutputFile::OutputFile(const std::string& path)
-    : target_(rename_target(path)), temporary_(make_temporary(target_, TemporaryKind::kFile)) {}
+OutputFile::OutputFile(const std::string& path) : target_(rename_target(path)) {
+  require_replaceable(target_);
+  fd_.reset(open_unnamed(fs::path(target_).parent_path()));
+  if (fd_.get() >= 0) return;
+  temporary_ = make_beside(target_, TemporaryKind::kFile, [this](const char* name) {
+    fd_.reset(::open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    return fd_.get() >= 0;
+  });
+}
 
 void OutputFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t wrote = ::write(temporary_.fd.get(), bytes.data(), bytes.size());
+    const ssize_t wrote = ::write(fd_.get(), bytes.data(), bytes.size());
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) fail_output(target_, errno_text(wrote < 0 ? errno : ENOSPC));
     bytes = bytes.subspan(static_cast<std::size_t>(wrote));
@@ -148,12 +167,19 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 
 void OutputFile::keep() {
   // Some file systems report a full disk only at fsync or close.
-  if (::fsync(temporary_.fd.get()) != 0) fail_output(target_, errno_text(errno));
-  if (::close(temporary_.fd.release()) != 0) fail_output(target_, errno_text(errno));
-  if (std::rename(temporary_.path.path().c_str(), target_.c_str()) != 0) {
+  if (::fsync(fd_.get()) != 0) fail_output(target_, errno_text(errno));
+  if (temporary_.path().empty()) {
+    // For the moment that it takes to rename it: a link replaces nothing.
+    const std::string unnamed = descriptor_path(fd_.get());
+    temporary_ = make_beside(target_, TemporaryKind::kFile, [&](const char* name) {
+      return ::linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0;
+    });
+  }
+  if (::close(fd_.release()) != 0) fail_output(target_, errno_text(errno));
+  if (std::rename(temporary_.path().c_str(), target_.c_str()) != 0) {
     fail_output(target_, errno_text(errno));
   }
-  temporary_.path.release();
+  temporary_.release();
 
   // Best effort: makes the rename itself durable, where the file system can.
   const fs::path folder = fs::path(target_).parent_path();

@@ -11,8 +11,8 @@ namespace gatefold {
 
 enum class TemporaryKind { kFile, kDirectory };
 
-/// A path that must not outlive its owner, nor a process that remove_temporaries() ends. Removing a
-/// directory takes that it is empty.
+/// A path that must not outlive its owner, nor a process that
+/// remove_temporaries() ends. Removing a directory takes that it is empty.
 class TemporaryPath {
  public:
   TemporaryPath() = default;
@@ -31,20 +31,20 @@ class TemporaryPath {
   TemporaryKind kind_ = TemporaryKind::kFile;
 };
 
-/// Removes every TemporaryPath of the process: files, then directories. For any thread that ends
-/// the process without destructors: one that wants to make or release another waits for that end.
+/// Removes every TemporaryPath of the process: files, then directories. For any
+/// thread that ends the process without destructors: one that wants to make or
+/// release another waits for that end.
 void remove_temporaries() noexcept;
 
-/// A new file (its descriptor open for writing) or directory beside `target`, under a hidden name.
-/// Throws Error 74 naming `target`.
-struct Temporary {
-  TemporaryPath path;
-  FileDescriptor fd;
-};
-Temporary make_temporary(const std::string& target, TemporaryKind kind);
+/// A new directory beside `target`, under a hidden name. Throws Error 74 naming
+/// `target`.
+TemporaryPath make_temporary_directory(const std::string& target);
 
-/// A file that is written beside `path` and becomes it at the end, or goes away. A device, pipe or
-/// directory is never replaced, and a symbolic link stays: the file that it leads to is replaced.
+/// A file that is written beside `path` and becomes it at the end, or goes
+/// away. Until then it has no name, so that nothing is left of it however the
+/// process ends, or a hidden one where the file system knows none without. A
+/// device, pipe or directory is never replaced, and a symbolic link stays: the
+/// file that it leads to is replaced.
 class OutputFile {
  public:
   /// Throws Error 74 where no file can be made or `path` can't be replaced.
@@ -59,7 +59,8 @@ class OutputFile {
 
  private:
   std::string target_;
-  Temporary temporary_;
+  FileDescriptor fd_;
+  TemporaryPath temporary_;  // empty while the file has no name
 };
 
 /// Error 74.

@@ -1,5 +1,6 @@
 #include "tests/runtime/file_testing.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdarg>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -116,6 +118,18 @@ std::size_t shortened(std::size_t n) {
 }  // namespace
 }  // namespace gatefold
 
+extern "C" int open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const bool makes = (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE;
+  const auto mode = makes ? va_arg(rest, mode_t) : mode_t{0};
+  va_end(rest);
+  if ((flags & O_TMPFILE) == O_TMPFILE && gatefold::io_faults().names_alone) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
 extern "C" ssize_t pread(int fd, void* out, size_t n, off_t offset) {
   using namespace gatefold;
   if (interrupted() || failed(io_faults().read_error)) return -1;

@@ -14,8 +14,8 @@
 
 #include "runtime/error.h"
 
-// What the tests of files share. Linking file_testing.cpp puts its pread, write, fsync and close
-// before libc's, so that faults which no test can cause for real can be had.
+// What the tests of files share. Linking file_testing.cpp puts its open, pread, write, fsync and
+// close before libc's, so that faults which no test can cause for real can be had.
 namespace gatefold {
 
 /// What those calls do to the code under test; the default is nothing.
@@ -27,6 +27,7 @@ struct IoFaults {
   int writes_before = 0;
   int sync_error = 0;
   int close_error = 0;
+  bool names_alone = false;                          // the file system has no files without a name
   std::vector<std::pair<off_t, std::size_t>> reads;  // offset and size of every pread
 };
 IoFaults& io_faults();

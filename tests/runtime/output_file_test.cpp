@@ -1,5 +1,6 @@
 #include "runtime/output_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -7,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -20,10 +22,13 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-class OutputFiles : public testing::Test, protected TestFolder {
+/// With and without a file system that knows files without a name.
+class OutputFiles : public testing::TestWithParam<bool>, protected TestFolder {
  protected:
-  OutputFiles() : TestFolder("output-file") {}
+  OutputFiles() : TestFolder("output-file") { io_faults().names_alone = GetParam(); }
 };
+INSTANTIATE_TEST_SUITE_P(FileSystem, OutputFiles, testing::Values(false, true),
+                         [](const auto& test) { return test.param ? "NamesAlone" : "Unnamed"; });
 
 [[noreturn]] void end_process() {
   remove_temporaries();
@@ -42,7 +47,7 @@ int in_child(const std::function<void()>& work) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST_F(OutputFiles, AFileIsThereOnceItIsKept) {
+TEST_P(OutputFiles, AFileIsThereOnceItIsKept) {
   {
     OutputFile file(path("a"));
     file.write(as_byte_span("one "));
@@ -54,7 +59,7 @@ TEST_F(OutputFiles, AFileIsThereOnceItIsKept) {
   EXPECT_EQ(file_contents(path("a")), "one two");
 }
 
-TEST_F(OutputFiles, AnEndInTheMiddleLeavesTheOldFileAndNothingElse) {
+TEST_P(OutputFiles, AnEndInTheMiddleLeavesTheOldFileAndNothingElse) {
   put("old", "a");
   EXPECT_EQ(in_child([&] {
               OutputFile file(path("a"));
@@ -67,12 +72,27 @@ TEST_F(OutputFiles, AnEndInTheMiddleLeavesTheOldFileAndNothingElse) {
   EXPECT_EQ(file_contents(path("a")), "old");
 }
 
-TEST_F(OutputFiles, AnEndRemovesADirectoryWithTheFilesInIt) {
+TEST_P(OutputFiles, AKilledProcessLeavesNothingWhereFilesNeedNoName) {
+  const int unnamed = ::open(path(".").c_str(), O_WRONLY | O_TMPFILE, 0600);
+  if (unnamed < 0) GTEST_SKIP() << "the file system gives every file a name";
+  ::close(unnamed);
+  put("old", "a");
   EXPECT_EQ(in_child([&] {
-              const Temporary folder = make_temporary(path("made"), TemporaryKind::kDirectory);
+              OutputFile file(path("a"));
+              file.write(as_byte_span("new"));
+              ::raise(SIGKILL);
+            }),
+            -1);
+  EXPECT_THAT(listing(), ElementsAre("a"));
+  EXPECT_EQ(file_contents(path("a")), "old");
+}
+
+TEST_P(OutputFiles, AnEndRemovesADirectoryWithTheFilesInIt) {
+  EXPECT_EQ(in_child([&] {
+              const TemporaryPath folder = make_temporary_directory(path("made"));
               std::vector<TemporaryPath> files;
               for (int i = 0; i < 300; ++i) {
-                const std::string name = folder.path.path() + '/' + std::to_string(i);
+                const std::string name = folder.path() + '/' + std::to_string(i);
                 files.emplace_back(name, TemporaryKind::kFile);
                 OutputFile file(name);
                 if (i < 299) file.keep();
@@ -83,7 +103,7 @@ TEST_F(OutputFiles, AnEndRemovesADirectoryWithTheFilesInIt) {
   EXPECT_THAT(listing(), IsEmpty());
 }
 
-TEST_F(OutputFiles, AnEndLeavesWhatWasKeptOrBelongsToOthers) {
+TEST_P(OutputFiles, AnEndLeavesWhatWasKeptOrBelongsToOthers) {
   EXPECT_EQ(in_child([&] {
               OutputFile(path("kept")).keep();
               const std::string taken = path(".gatefold-" + std::to_string(::getpid()) + "-0.tmp");
@@ -95,7 +115,7 @@ TEST_F(OutputFiles, AnEndLeavesWhatWasKeptOrBelongsToOthers) {
   EXPECT_EQ(listing().size(), 2U);
 }
 
-TEST_F(OutputFiles, NothingIsMadeWhileTheProcessEnds) {
+TEST_P(OutputFiles, NothingIsMadeWhileTheProcessEnds) {
   EXPECT_EQ(in_child([&] {
               const OutputFile file(path("a"));
               remove_temporaries();
@@ -110,7 +130,7 @@ TEST_F(OutputFiles, NothingIsMadeWhileTheProcessEnds) {
   EXPECT_THAT(listing(), IsEmpty());
 }
 
-TEST_F(OutputFiles, AFileThatMayNotBeWrittenIsNotReplacedEither) {
+TEST_P(OutputFiles, AFileThatMayNotBeWrittenIsNotReplacedEither) {
   put("old", "a");
   ::chmod(path("a").c_str(), 0400);
   ::mkdir(path("b").c_str(), 0500);
@@ -122,7 +142,7 @@ TEST_F(OutputFiles, AFileThatMayNotBeWrittenIsNotReplacedEither) {
   }
   const std::string file = error_of(ExitCode::kOutput, [&] { OutputFile(path("a")).keep(); });
   const std::string folder =
-      error_of(ExitCode::kOutput, [&] { make_temporary(path("b"), TemporaryKind::kDirectory); });
+      error_of(ExitCode::kOutput, [&] { make_temporary_directory(path("b")); });
   if (root) {
     ASSERT_EQ(::seteuid(0), 0);
   }
@@ -131,7 +151,7 @@ TEST_F(OutputFiles, AFileThatMayNotBeWrittenIsNotReplacedEither) {
   EXPECT_EQ(file_contents(path("a")), "old");
 }
 
-TEST_F(OutputFiles, WhatIsNoFileIsSaidPlainly) {
+TEST_P(OutputFiles, WhatIsNoFileIsSaidPlainly) {
   ::mkdir(path("folder").c_str(), 0700);
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   const auto error = [](const std::string& to) {

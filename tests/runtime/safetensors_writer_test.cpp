@@ -175,7 +175,6 @@ TEST_F(SafetensorsWriting, ATargetThatBecomesADirectoryIsAnOutputError) {
 TEST_F(SafetensorsWriting, AnUnfinishedWriterLeavesNothing) {
   {
     Writer writer(path(), kTwo);
-    EXPECT_EQ(listing().size(), 1U);
     EXPECT_FALSE(fs::exists(path()));
   }
   EXPECT_THAT(listing(), testing::IsEmpty());
