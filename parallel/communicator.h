@@ -84,7 +84,7 @@ class Communicator {
   /// Memory of this rank's node, a segment of `bytes` (the same on all ranks) for each of the
   /// group's ranks there. Null, on all ranks alike, where no two share a node, where its memory
   /// hasn't the room and where messages alone are wanted: messages have to do. Collective over the
-  /// group, for set-up; no deadline. Throws Error 70.
+  /// group, for set-up; no deadline. Throws Error 64 (fewer than 0 bytes on any rank, on all), 70.
   virtual std::unique_ptr<SharedWindow> share(std::int64_t bytes);
   /// In words, for a report: what share() has given to this group and those split from it, or why
   /// not. Empty where that makes no difference.

@@ -312,7 +312,6 @@ class MpiCommunicator final : public Communicator {
   [[noreturn]] void give_up(const char* what) {
     std::vector<int> missing = missing_peers();
     cancel_receives();
-    windows_.abandon();
     throw NoAnswerError(std::move(missing), timeout_, what, progress());
   }
 

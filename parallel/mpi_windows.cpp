@@ -1,5 +1,6 @@
 #include "parallel/mpi_windows.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/statvfs.h>
@@ -7,13 +8,19 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "parallel/mpi_check.h"
+#include "runtime/error.h"
+#include "runtime/file_descriptor.h"
+#include "runtime/output_file.h"
 #include "runtime/range.h"
 
 namespace gatefold {
@@ -23,19 +30,45 @@ constexpr std::size_t kReasonBytes = 256;
 
 std::int64_t page_bytes() { return ::sysconf(_SC_PAGESIZE); }
 
-/// Where Open MPI puts its windows' memory.
+/// Where Open MPI puts memory that ranks share, which it has a name for.
 const char* backing_directory() {
   const char* chosen = std::getenv("OMPI_MCA_osc_sm_backing_directory");
   return chosen != nullptr ? chosen : "/dev/shm";
 }
 
-/// The counts' lines and the segments, from a page's begin on wherever in a page MPI begins.
+/// The counts' lines come first, then the segments.
 std::int64_t counts_bytes(std::size_t ranks) {
   return round_up(static_cast<std::int64_t>(ranks) * SharedWindow::kLine, page_bytes());
 }
-std::byte* page_begin(std::byte* memory) {
-  const auto address = reinterpret_cast<std::intptr_t>(memory);
-  return memory + (round_up(address, page_bytes()) - address);
+
+/// What a window takes; more than any node has where that is no number.
+std::int64_t window_bytes(std::int64_t segment, std::size_t ranks) {
+  std::int64_t bytes = 0;
+  const bool overflow = __builtin_mul_overflow(segment, static_cast<std::int64_t>(ranks), &bytes) ||
+                        __builtin_add_overflow(bytes, counts_bytes(ranks), &bytes);
+  return overflow ? std::numeric_limits<std::int64_t>::max() : bytes;
+}
+
+/// A new file of zeros, and its name, which its owner has to take away again.
+struct NamedFile {
+  FileDescriptor fd;
+  TemporaryPath path;
+};
+/// False where it fails, and errno says why.
+bool make_file(std::int64_t bytes, NamedFile& file) {
+  static std::atomic<int> made{0};
+  const std::string name =
+      fmt::format("{}/gatefold-{}-{}", backing_directory(), ::getpid(), made++);
+  file.fd.reset(::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file.fd.get() < 0) return false;
+  file.path = TemporaryPath(name, TemporaryKind::kFile);
+  return ::ftruncate(file.fd.get(), bytes) == 0;
+}
+
+/// By errno.
+std::string failure(const char* what, std::int64_t bytes) {
+  return fmt::format("{} bytes in {} can't be {} ({})", bytes, backing_directory(), what,
+                     errno_text(errno));
 }
 
 /// Has the kernel give pages now, near this rank: where it has none, a later touch of one would be
@@ -65,16 +98,29 @@ std::vector<int> translated(MPI_Comm from, MPI_Comm to, int size) {
 
 }  // namespace
 
+Mapping::Mapping(int fd, std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
+  if (fd < 0) return;
+  void* data = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data != MAP_FAILED) data_ = static_cast<std::byte*>(data);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
 MpiWindows::~MpiWindows() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized != 0) return;
-  // After an error the other ranks may not be here, and the memory goes with the process.
-  const bool in_vain =
-      std::ranges::any_of(windows_, [](const Window& window) { return window.use->in_vain; });
-  if (abandoned_ || in_vain || node_ == MPI_COMM_NULL || std::uncaught_exceptions() > 0) return;
-  for (Window& window : windows_) MPI_Win_free(&window.win);
-  MPI_Comm_free(&node_);
+  if (finalized == 0 && node_ != MPI_COMM_NULL) MPI_Comm_free(&node_);
 }
 
 /// The ranks that share this one's memory. The first time only.
@@ -94,61 +140,47 @@ void MpiWindows::find_node() {
 
 std::unique_ptr<SharedWindow> MpiWindows::share(std::int64_t bytes) {
   find_node();
-  free_unused();
-  Wish wish{bytes, static_cast<std::int64_t>(ranks_.size())};
-  check(MPI_Allreduce(MPI_IN_PLACE, &wish, 2, MPI_INT64_T, MPI_MAX, group_.comm), "MPI_Allreduce");
+  Wish wish{bytes, static_cast<std::int64_t>(ranks_.size()), bytes < 0 ? 1 : 0};
+  check(MPI_Allreduce(MPI_IN_PLACE, &wish, 3, MPI_INT64_T, MPI_MAX, group_.comm), "MPI_Allreduce");
+  if (wish.negative != 0) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("memory of {} bytes to share on some rank (a size is 0 or more); pass "
+                            "the bytes of a rank's segment",
+                            bytes));
+  }
   if (wish.most_on_a_node == 1) {
     log_.refused = "no two ranks of a group share a node";
     return nullptr;
   }
-  const std::int64_t segment_bytes = round_up(std::max<std::int64_t>(1, wish.bytes), page_bytes());
-  const std::int64_t all = page_bytes() + counts_bytes(ranks_.size()) +
-                           segment_bytes * static_cast<std::int64_t>(ranks_.size());
-  if (refused(node_rank_ == 0 ? lack_of_room(all) : "")) return nullptr;
-  Window window;
-  std::byte* memory = nullptr;
-  const std::string failure = allocate(all, window, memory);
-  std::string why = failure;
-  if (why.empty()) {
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max() - page_bytes();
+  const std::int64_t segment_bytes =
+      round_up(std::clamp<std::int64_t>(wish.bytes, 1, most), page_bytes());
+  const std::int64_t all = window_bytes(segment_bytes, ranks_.size());
+  const bool makes = node_rank_ == 0;
+  if (refused(makes ? lack_of_room(all) : "")) return nullptr;
+  // Each step is the ranks' own, and all agree on it before the next.
+  NamedFile file;
+  std::string why;
+  if (makes && !make_file(all, file)) why = failure("made", all);
+  if (refused(why)) return nullptr;
+  const std::string name = name_on_node(file.path.path());
+  if (!makes) file.fd.reset(::open(name.c_str(), O_RDWR | O_CLOEXEC));
+  Mapping memory(file.fd.get(), all);
+  if (memory.data() == nullptr) {
+    why = failure("mapped", all);
+  } else {
     const std::int64_t counts = counts_bytes(ranks_.size());
-    std::byte* own = page_begin(memory) + counts + node_rank_ * segment_bytes;
-    int status = touch(own, segment_bytes);
-    if (status == 0 && node_rank_ == 0) status = touch(page_begin(memory), counts);
-    if (status != 0) {
-      why = fmt::format("{} can't hold {} bytes more ({})", backing_directory(), all,
-                        std::strerror(status));
-    }
+    int status = touch(memory.data() + counts + node_rank_ * segment_bytes, segment_bytes);
+    if (status == 0 && makes) status = touch(memory.data(), counts);
+    if (status != 0) errno = status, why = failure("held", all);
   }
-  if (refused(why)) {
-    if (failure.empty()) MPI_Win_free(&window.win);
-    return nullptr;
-  }
-  windows_.push_back(window);
+  if (refused(why)) return nullptr;
   log_.shared = true;
   if (std::ssize(ranks_) < group_.size) log_.several_nodes = true;
-  return make_window(segment_bytes, memory, window.use);
+  return make_window(segment_bytes, std::move(memory));
 }
 
-/// The windows that no rank uses any more: all ranks are here, so that MPI can free them.
-void MpiWindows::free_unused() {
-  if (windows_.empty()) return;
-  std::vector<std::uint8_t> used;
-  for (const Window& window : windows_) used.push_back(window.use->over ? 0 : 1);
-  check(MPI_Allreduce(MPI_IN_PLACE, used.data(), static_cast<int>(used.size()), MPI_UINT8_T,
-                      MPI_MAX, group_.comm),
-        "MPI_Allreduce");
-  std::vector<Window> kept;
-  for (std::size_t i = 0; i < windows_.size(); ++i) {
-    if (used[i] != 0) {
-      kept.push_back(windows_[i]);
-    } else {
-      check(MPI_Win_free(&windows_[i].win), "MPI_Win_free");
-    }
-  }
-  windows_ = std::move(kept);
-}
-
-/// Asked before MPI is, which complains aloud. Empty where there is room.
+/// Empty where there is room.
 std::string MpiWindows::lack_of_room(std::int64_t bytes) const {
   struct statvfs space {};
   const char* directory = backing_directory();
@@ -173,26 +205,18 @@ bool MpiWindows::refused(const std::string& why_here) {
   return true;
 }
 
-/// All of it on the node's first rank, which leaves the layout to us. What failed, in words.
-std::string MpiWindows::allocate(std::int64_t bytes, Window& window, std::byte*& memory) const {
-  void* base = nullptr;
-  const int status = MPI_Win_allocate_shared(node_rank_ == 0 ? bytes : 0, 1, MPI_INFO_NULL, node_,
-                                             &base, &window.win);
-  if (status != MPI_SUCCESS) {
-    return fmt::format("MPI_Win_allocate_shared of {} bytes failed", bytes);
-  }
-  check(MPI_Win_set_errhandler(window.win, MPI_ERRORS_RETURN), "MPI_Win_set_errhandler");
-  MPI_Aint size = 0;
-  int unit = 0;
-  check(MPI_Win_shared_query(window.win, 0, &size, &unit, &base), "MPI_Win_shared_query");
-  memory = static_cast<std::byte*>(base);
-  return "";
+/// What the node's first rank has called its file.
+std::string MpiWindows::name_on_node(const std::string& own) const {
+  std::array<char, PATH_MAX> name{};
+  own.copy(name.data(), name.size() - 1);
+  check(MPI_Bcast(name.data(), static_cast<int>(name.size()), MPI_CHAR, 0, node_), "MPI_Bcast");
+  return name.data();
 }
 
-std::unique_ptr<SharedWindow> MpiWindows::make_window(std::int64_t segment_bytes, std::byte* memory,
-                                                      const std::shared_ptr<Use>& use) const {
+std::unique_ptr<SharedWindow> MpiWindows::make_window(std::int64_t segment_bytes,
+                                                      Mapping memory) const {
   SharedWindow::Parts parts;
-  parts.counts = page_begin(memory);
+  parts.counts = memory.data();
   parts.segments = parts.counts + counts_bytes(ranks_.size());
   parts.segment_bytes = segment_bytes;
   parts.group_size = group_.size;
@@ -206,7 +230,7 @@ std::unique_ptr<SharedWindow> MpiWindows::make_window(std::int64_t segment_bytes
     int found = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, node, &found, MPI_STATUS_IGNORE);
   };
-  parts.release = [use](bool in_vain) { *use = {true, in_vain}; };
+  parts.memory = std::make_shared<Mapping>(std::move(memory));
   return std::make_unique<SharedWindow>(std::move(parts));
 }
 

@@ -11,6 +11,24 @@
 
 namespace gatefold {
 
+/// Memory of a file, as long as this is there.
+class Mapping {
+ public:
+  Mapping() = default;
+  /// Of so many bytes from the file's begin, for reading and writing. Empty where it fails, and
+  /// errno says why.
+  Mapping(int fd, std::int64_t bytes);
+  ~Mapping();
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
 /// What became of sharing memory, of a communicator and all that were split from it.
 struct SharingLog {
   bool shared = false;
@@ -18,9 +36,9 @@ struct SharingLog {
   std::string refused;         // why not, the last time
 };
 
-/// The shared windows of one communicator. MPI frees a window by all its ranks together, and a
-/// window's owner may end on one rank alone, by an exception: so windows that are done with wait
-/// here until all ranks come by again.
+/// Makes the shared windows of one communicator. They are files that all ranks of a node have
+/// mapped and none has a name for any more, not MPI's windows: of what may fail in making one,
+/// another rank would learn nothing from MPI, and wait in it.
 class MpiWindows {
  public:
   struct Group {
@@ -39,31 +57,20 @@ class MpiWindows {
 
   /// See Communicator::share().
   std::unique_ptr<SharedWindow> share(std::int64_t bytes);
-  /// A peer is lost: nothing here may wait for it any more.
-  void abandon() { abandoned_ = true; }
 
  private:
-  struct Use {
-    bool over = false;
-    bool in_vain = false;  // a peer didn't come
-  };
-  struct Window {
-    MPI_Win win = MPI_WIN_NULL;
-    std::shared_ptr<Use> use = std::make_shared<Use>();
-  };
   /// What the ranks of the group have to say before a window is made, the larger one of each.
   struct Wish {
     std::int64_t bytes = 0;
     std::int64_t most_on_a_node = 0;
+    std::int64_t negative = 0;
   };
 
   void find_node();
-  void free_unused();
   std::string lack_of_room(std::int64_t bytes) const;
   bool refused(const std::string& why_here);
-  std::string allocate(std::int64_t bytes, Window& window, std::byte*& memory) const;
-  std::unique_ptr<SharedWindow> make_window(std::int64_t segment_bytes, std::byte* memory,
-                                            const std::shared_ptr<Use>& use) const;
+  std::string name_on_node(const std::string& own) const;
+  std::unique_ptr<SharedWindow> make_window(std::int64_t segment_bytes, Mapping memory) const;
 
   Group group_;
   SharingLog& log_;
@@ -71,8 +78,6 @@ class MpiWindows {
   int node_rank_ = 0;
   std::vector<int> ranks_;        // of the group on this node
   std::vector<int> world_ranks_;  // the same in the world
-  std::vector<Window> windows_;
-  bool abandoned_ = false;
 };
 
 }  // namespace gatefold

@@ -28,22 +28,14 @@ SharedWindow::SharedWindow(Parts parts) : parts_(std::move(parts)) {
   }
 }
 
-SharedWindow::~SharedWindow() {
-  bool in_vain = false;
-  for (std::size_t i = 0; i < parts_.ranks.size(); ++i) {
-    in_vain = in_vain || line(i).in_vain.load(std::memory_order_relaxed) != 0;
-  }
-  parts_.release(in_vain);
-}
-
 std::uint64_t SharedWindow::arrive() {
-  line(node_rank_).arrivals.store(++arrivals_, std::memory_order_release);
+  count(node_rank_).store(++arrivals_, std::memory_order_release);
   return arrivals_;
 }
 
 bool SharedWindow::all_arrived(std::uint64_t arrivals) const {
   for (std::size_t i = 0; i < parts_.ranks.size(); ++i) {
-    if (line(i).arrivals.load(std::memory_order_acquire) < arrivals) return false;
+    if (count(i).load(std::memory_order_acquire) < arrivals) return false;
   }
   return true;
 }
@@ -69,10 +61,9 @@ void SharedWindow::wait_for(std::uint64_t arrivals, const char* what) {
 }
 
 void SharedWindow::give_up(std::uint64_t arrivals, const char* what) {
-  line(node_rank_).in_vain.store(1, std::memory_order_relaxed);
   std::vector<int> missing;
   for (std::size_t i = 0; i < parts_.ranks.size(); ++i) {
-    if (line(i).arrivals.load(std::memory_order_acquire) < arrivals) {
+    if (count(i).load(std::memory_order_acquire) < arrivals) {
       missing.push_back(parts_.world_ranks[i]);
     }
   }

@@ -37,11 +37,9 @@ class SharedWindow {
     double timeout_seconds = 0;
     Progress* progress = nullptr;
     std::function<void()> move_messages;  // what a wait has to keep going meanwhile
-    /// Told before the memory may go; in vain: after a rank has given up waiting for another.
-    std::function<void(bool in_vain)> release;
+    std::shared_ptr<void> memory;         // keeps it there
   };
   explicit SharedWindow(Parts parts);
-  ~SharedWindow();
   SharedWindow(const SharedWindow&) = delete;
   SharedWindow& operator=(const SharedWindow&) = delete;
 
@@ -68,13 +66,9 @@ class SharedWindow {
   using Count = std::atomic<std::uint64_t>;
   static_assert(Count::is_always_lock_free);
 
-  /// What a rank tells the others, in a line of its own.
-  struct Line {
-    Count arrivals;
-    Count in_vain;
-  };
-  Line& line(std::size_t node_rank) const {
-    return *reinterpret_cast<Line*>(parts_.counts + static_cast<std::int64_t>(node_rank) * kLine);
+  /// Each in a line of its own.
+  Count& count(std::size_t node_rank) const {
+    return *reinterpret_cast<Count*>(parts_.counts + static_cast<std::int64_t>(node_rank) * kLine);
   }
   bool all_arrived(std::uint64_t arrivals) const;
   void wait_for(std::uint64_t arrivals, const char* what);

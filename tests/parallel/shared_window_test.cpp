@@ -4,20 +4,25 @@
 
 #include <gmock/gmock.h>
 #include <mpi.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "parallel/agreement.h"
 #include "parallel/mpi_interop.h"
+#include "tests/parallel/usage_error.h"
 
 namespace gatefold {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::usage_error;
 
 /// Ranks 0, 2, 4 … on one node, the others on another: their numbers interleave.
 MpiOptions two_nodes(int rank) {
@@ -131,6 +136,47 @@ TEST(SharedWindowTest, WhereThereIsNoRoomMessagesHaveToDoOnAllRanks) {
   EXPECT_NE(world->share(64), nullptr);  // less still fits
 }
 
+/// While it lives, this process can open no file.
+class NoMoreFiles {
+ public:
+  NoMoreFiles() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none{0, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoMoreFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoMoreFiles(const NoMoreFiles&) = delete;
+  NoMoreFiles& operator=(const NoMoreFiles&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(SharedWindowTest, WhereOneRankFailsToMakeOrMapItMessagesHaveToDoOnAllRanks) {
+  const auto world = make_mpi_communicator(MPI_COMM_WORLD);
+  if (world->size() == 1) return;
+  for (int fails = 0; fails < world->size(); ++fails) {
+    {
+      std::optional<NoMoreFiles> none;
+      if (world->rank() == fails) none.emplace();
+      EXPECT_EQ(world->share(64), nullptr) << fails;
+    }
+    EXPECT_THAT(world->sharing(), HasSubstr(fails == 0 ? "can't be made" : "can't be mapped"));
+    EXPECT_THAT(world->sharing(), HasSubstr("Too many open files"));
+    EXPECT_NE(world->share(64), nullptr) << fails;
+  }
+}
+
+TEST(SharedWindowTest, FewerThanNoBytesAreRefusedOnAllRanks) {
+  const auto world = make_mpi_communicator(MPI_COMM_WORLD);
+  if (world->size() == 1) return;
+  usage_error([&] { world->share(-1); });
+  usage_error(
+      [&] { world->share(world->rank() == 0 ? 64 : std::numeric_limits<std::int64_t>::min()); });
+  EXPECT_NE(world->share(64), nullptr);
+  EXPECT_EQ(world->share(std::numeric_limits<std::int64_t>::max()), nullptr);
+}
+
 TEST(SharedWindowTest, WindowsGoWhenTheyAreDoneWithInWhateverOrder) {
   const auto world = make_mpi_communicator(MPI_COMM_WORLD);
   std::vector<std::unique_ptr<SharedWindow>> kept;
@@ -139,7 +185,7 @@ TEST(SharedWindowTest, WindowsGoWhenTheyAreDoneWithInWhateverOrder) {
     if (window == nullptr) return;
     number_at(window->segment(world->rank()), 0) = 1;
     kept.push_back(std::move(window));
-    // Another one on each rank: MPI can't free it before all have let it go.
+    // Another one on each rank.
     kept.erase(kept.begin() + world->rank() % static_cast<int>(kept.size()));
     for (const auto& one : kept) EXPECT_EQ(number_at(one->segment(world->rank()), 0), 1U);
   }
