@@ -529,17 +529,16 @@ void CpuDevice::choose_experts(const RouteRule& rule, const float* logits, const
 }
 
 void CpuDevice::weigh_rows(const WeighedRows& io) {
-  const std::int64_t steps = ceil_div(io.count, kSumRows);
-  parallel(io.groups * steps, [&](std::int64_t i, int) {
-    const std::int64_t first = i % steps * kSumRows;
-    weigh_group(io, i / steps, first, std::min(kSumRows, io.count - first));
+  const std::int64_t pieces = ceil_div(io.groups * kGroup, kStepColumns);
+  parallel(io.count * pieces, [&](std::int64_t i, int) {
+    weigh_columns(io, i / pieces, i % pieces * kStepColumns);
   });
 }
 
 void CpuDevice::combine_rows(const CombinedRows& io) {
-  const std::int64_t pieces = ceil_div(io.columns, kCombinedColumns);
+  const std::int64_t pieces = ceil_div(io.columns, kStepColumns);
   parallel(io.tokens * pieces, [&](std::int64_t i, int) {
-    combine_columns(io, i / pieces, i % pieces * kCombinedColumns);
+    combine_columns(io, i / pieces, i % pieces * kStepColumns);
   });
 }
 

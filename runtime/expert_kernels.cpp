@@ -21,16 +21,16 @@ struct Columns {
   for (std::size_t i = 0; i < kColumns; ++i) values[i] = factor * values[i];
 }
 
-GATEFOLD_CLONES void weigh(const WeighedRows& io, std::int64_t group, std::int64_t first_row,
-                           std::int64_t rows) {
+GATEFOLD_CLONES void weigh(const WeighedRows& io, std::int64_t row, std::int64_t first) {
   const std::int64_t width = io.groups * kGroup;
-  float* sums = io.sums + group * kGroup;
-  for (std::int64_t row = first_row; row < first_row + rows; ++row) {
+  const std::int64_t end = std::min(first + kStepColumns, width);
+  for (std::int64_t column = first; column < end; column += kGroup) {
     float p[kColumns];
-    copy(io.rows + group * io.group_stride + row * kGroup, p);
+    copy(io.rows + column / kGroup * io.group_stride + row * kGroup, p);
     // x + 0 changes no bits but those of -0, so an expert without a bias skips it.
-    if (io.bias != nullptr) add(p, io.bias + group * kGroup, p);
+    if (io.bias != nullptr) add(p, io.bias + column, p);
     if (io.weights != nullptr) times(io.weights[row], p);
+    float* sums = io.sums + column;
     for (std::int32_t m = io.merge_begin[row]; m < io.merge_begin[row + 1]; ++m) {
       add(sums + io.merges[m] * width, p, p);
     }
@@ -75,7 +75,7 @@ template <DType kDType>
 template <DType kDType>
 [[gnu::always_inline]] inline void combine_all(const CombinedRows& io, std::int64_t token,
                                                std::int64_t first) {
-  const std::int64_t end = std::min(first + kCombinedColumns, io.columns);
+  const std::int64_t end = std::min(first + kStepColumns, io.columns);
   for (std::int64_t column = first; column < end; column += kGroup) {
     combine<kDType>(io, token, {column, std::min(kGroup, end - column)});
   }
@@ -138,9 +138,8 @@ void scale_row(DType model, const std::byte* x, float scale, std::int64_t column
   }
 }
 
-void weigh_group(const WeighedRows& io, std::int64_t group, std::int64_t first_row,
-                 std::int64_t rows) {
-  weigh(io, group, first_row, rows);
+void weigh_columns(const WeighedRows& io, std::int64_t row, std::int64_t first) {
+  weigh(io, row, first);
 }
 
 void combine_columns(const CombinedRows& io, std::int64_t token, std::int64_t first) {
