@@ -530,9 +530,8 @@ void CpuDevice::choose_experts(const RouteRule& rule, const float* logits, const
 
 void CpuDevice::weigh_rows(const WeighedRows& io) {
   const std::int64_t pieces = ceil_div(io.groups * kGroup, kStepColumns);
-  parallel(io.count * pieces, [&](std::int64_t i, int) {
-    weigh_columns(io, i / pieces, i % pieces * kStepColumns);
-  });
+  parallel(io.count * pieces,
+           [&](std::int64_t i, int) { weigh_columns(io, i / pieces, i % pieces * kStepColumns); });
 }
 
 void CpuDevice::combine_rows(const CombinedRows& io) {
