@@ -51,8 +51,10 @@ bool TreeSum::one_shot(std::int64_t rows, DType dtype) const {
   // What two halves save of what a rank reads of the others: slices of roots and of the sum in
   // place of all roots.
   const std::int64_t ranks = comm_.size();
-  const std::int64_t saved = roots - roots / ranks - gathered_bytes(rows, dtype);
-  return saved * (ranks - 1) / ranks <= kFenceBytes;
+  const std::int64_t gathered = gathered_bytes(rows, dtype);
+  const std::int64_t saved = roots - roots / ranks - gathered;
+  const std::int64_t taken_back = roots <= kCachedRoots ? kTakeBack * gathered / ranks : 0;
+  return saved * (ranks - 1) / ranks <= kFenceBytes + taken_back;
 }
 
 std::int64_t TreeSum::stack_bytes(std::int64_t rows) const { return slots_ * slot_bytes(rows); }

@@ -38,6 +38,11 @@ class TreeSum {
   /// Where all ranks share memory, one shot has each rank read more of what others wrote, and two
   /// halves have one more fence: which takes as long as reading so many bytes.
   static constexpr std::int64_t kFenceBytes = 5 << 10;
+  /// In two halves a rank also writes its slice where the others have read the one before, and
+  /// takes its lines back from their caches: as long as reading so many times as much, where all
+  /// roots of a sum, of at most so many bytes, are in caches.
+  static constexpr std::int64_t kTakeBack = 2;
+  static constexpr std::int64_t kCachedRoots = 4 << 20;
 
   /// columns: H. runs: the blocks of each rank of `comm`, in order. one_shot_bytes: up to which a
   /// sum is made in one shot, in place of what these constants say.
