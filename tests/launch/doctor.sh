@@ -55,6 +55,7 @@ fi
 if (($(nproc) > 1)); then
   see "one CPU of several"      0 "$well|note  cores      1 (this process may use 1 CPUs of"  "$GATEFOLD_BUILD" taskset -c 0
 fi
+case_of "no folder after --build" 64 "--build has no value" "${clean[@]}" "$here/launch/doctor" --build
 case_of "an unknown option" 64 "--bulid is unknown" "${clean[@]}" "$here/launch/doctor" --bulid x
 if [[ $EUID == 0 ]]; then
   case_of "root unasked" 0 "$well|note  job        not tried: you are root" "${clean[@]}" "$here/launch/doctor" --build "$GATEFOLD_BUILD"
@@ -74,6 +75,7 @@ echo "150000 100000" >"$scratch/v2/cpu.max"
 echo 1073741824 >"$scratch/v2/memory.max"
 echo 100000 | tee "$scratch/v1/cpu/cpu.cfs_quota_us" >"$scratch/v1/cpu/cpu.cfs_period_us"
 inside "a small /dev/shm" "note  /dev/shm   64MB free of 64MB" "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+inside "a full folder for sockets" "note  files      16MB free in /mnt" "mount -t tmpfs -o size=16m tmpfs /mnt; export TMPDIR=/mnt"
 inside "a name without an address" "note  names      gatefold-nowhere" "hostname gatefold-nowhere"
 inside "a control group's memory" "note  memory     1.0GB to use" "mount --bind '$scratch/v2' /sys/fs/cgroup"
 if (($(nproc) > 1)); then

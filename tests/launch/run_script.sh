@@ -14,6 +14,8 @@ fake gpu/gatefold <<<'echo "found   4 CUDA devices"'
 fake 4/nvidia-smi <<<'for gpu in 0 1 2 3; do echo "NVIDIA H200, 143771 MiB, 580.65"; done'
 fake pmix/srun <<<'printf "MPI plugin types are...\n\tnone\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"'
 fake plain/srun <<<'printf "MPI plugin types are...\n\tnone\n\tpmi2\n"'
+printf 'a slots=1\nb slots=08' >"$scratch/odd-hosts"
+printf '# none\n \t\n' >"$scratch/no-hosts"
 printf '# two\nnode0 slots=2\nnode1 slots = 6 max_slots=8\n\n' >"$scratch/hosts"
 
 cores=$("${clean[@]}" bash -c "source '$here/launch/host.sh' && usable_cores")
@@ -60,6 +62,7 @@ dry "hosts without numbers"           "-n 3 ${shown_root}--host a\\,b\\,c --map-
 dry "the first hosts"                 "-n 2 ${shown_root}--host a:1\\,b:1\\,c:1 $whole"         4         -- --host a:1,b:1,c:1 --nodes 2 -- verify
 dry "more ranks than hosts take"      "-n 4 |--oversubscribe"                                   4         -- -n 4 --host a:1,b:1 -- verify
 dry "ranks of a hostfile"             "-n 8 ${shown_root}--hostfile $scratch/hosts"             4         -- --hostfile "$scratch/hosts" -- verify
+dry "a last line without an end"      "-n 9 ${shown_root}--hostfile"                            4         -- --hostfile "$scratch/odd-hosts" -- verify
 dry "one a GPU, unbound"              "-n 4 |gpu/gatefold|none"                                 4         -- -- verify --device cuda
 dry "a GPU that auto finds"           "-n 4 |gpu/gatefold|none"                                 4         -- -- verify
 dry "--device cpu beside GPUs"        "-n $cores |gpu/gatefold|!-n 4 --map"                     4         -- -- verify --device=cpu
@@ -91,9 +94,17 @@ refused 64 "no command"               "no command"                              
 refused 64 "an unknown option"        "--rank is unknown"                                       4         -- --rank 3 -- verify
 refused 64 "no number"                "-n '0' is no number"                                     4         -- -n 0 -- verify
 refused 64 "no value"                 "-n has no value"                                         4         -- -n
+refused 64 "an empty value"           "--host has no value"                                     4         -- --host "" -- verify
+refused 64 "hosts of no number"       "after the colon 'x' is no number"                        4         -- --host a:2,b:x -- verify
+refused 64 "hosts of no rank"         "after the colon '0' is no number"                        4         -- --host a:0 -- verify
+refused 64 "commas for hosts"         "--host ',,' names no host"                               4         -- --host ,, -- verify
+refused 64 "threads of no number"     "OMP_NUM_THREADS: 'abc' is no number"                     4         OMP_NUM_THREADS=abc -- -- verify
+refused 64 "no threads"               "OMP_NUM_THREADS: '0' is no number"                       4         OMP_NUM_THREADS=0,2 -- -- verify
 refused 64 "more nodes than there are" "--nodes 4 is more than there are (3)"                   4         "${job[@]}" -- --nodes 4 -- verify
 refused 64 "nodes of one machine"     "--nodes is for"                                          4         -- --nodes 1 -- verify
 refused 66 "no hostfile"              "nowhere can't be opened"                                 4         -- --hostfile nowhere -- verify
+refused 66 "a folder for a hostfile"  "can't be opened"                                         4         -- --hostfile "$scratch" -- verify
+refused 65 "a hostfile of no host"    "no-hosts names no host"                                  4         -- --hostfile "$scratch/no-hosts" -- verify
 refused 66 "no program"               "nowhere/gatefold isn't there"                            4         -- --build nowhere -- verify
 if [[ $EUID == 0 ]]; then
   root=()
