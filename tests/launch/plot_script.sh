@@ -59,6 +59,8 @@ write("slower", report([layer(n, 64, n ** 0.6) for n in (1, 2, 4, 8)]))
 write("weak", report([layer(n, 64 * n, n ** 0.8, one_rank_tokens=64, scaling="weak")
                       for n in (1, 2, 4, 8)]))
 write("machine", report(machine, machine=True))
+write("crowd", report([layer(n, tokens, n, config="a-long-name-of-a-model-" * 3 * (tokens % 2) + "x")
+                       for tokens in range(1, 31) for n in (1, 2, 8)]))
 write("gpu", report([layer(n, 64, n, phase_gate_up_us="-", phase_down_us="-", phase_sum_us="-",
                            phase_other_us="-") for n in (1, 2)]))
 write("one-rank", report([layer(1, 64, 1, phase_gate_up_us=None, phase_down_us=None,
@@ -117,6 +119,19 @@ assert len(tops) == 12 and all(near(top, 100) for top in tops.values()), tops
 caption = figure._supxlabel.get_text()
 for word in ("A made-up processor", "7 repeats", "revision 0123abcd", "8 ranks", "medians"):
     assert word in caption, caption
+
+# More lines than there is room for: said, each near its rank, and no name out of the picture.
+figure = plot.draw(plot.use_matplotlib(), [read("crowd")], ("scaling",))
+legend, speed, efficiency = figure.axes
+assert "the first 24 of 30 lines" in efficiency.get_title(), efficiency.get_title()
+lines = [line for line in speed.lines if line.get_label() != "ideal" and len(line.get_xdata()) == 3]
+assert len(lines) >= 24 and all(abs(x - rank) < 0.3 for line in lines
+                                for x, rank in zip(line.get_xdata(), (1, 2, 8))), "near their ranks"
+left, right = speed.get_xlim()
+assert all(left < x < right for line in lines for x in line.get_xdata()), "within the axes"
+figure.canvas.draw()
+box, page = legend.get_legend().get_window_extent(), figure.bbox
+assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, (box, page)
 print("drawn as worked out")
 PYTHON
 cat >"$scratch/files.py" <<'PYTHON'
