@@ -441,9 +441,9 @@ void Bench::State::time_grid(SweptConfig& config, const RankGrid& grid) {
     progress->prepare("loading weights");
     point = std::make_unique<BenchPoint>(*job, *layer, wanted, beat);
     for (const std::int64_t count : counts) {
-      progress->begin(fmt::format("{}layer {}, {} tokens, {}",
-                                  configs.size() > 1 ? config.name + ", " : "", layer->number,
-                                  scaled_tokens(options.scaling, count, grid.ranks), grid.text()));
+      progress->begin(fmt::format(
+          "{}layer {}, {}, {}", configs.size() > 1 ? config.name + ", " : "", layer->number,
+          counted(scaled_tokens(options.scaling, count, grid.ranks), "token"), grid.text()));
       const std::vector<Measured> found = point->measure(count, ranks.speeds[dtype]);
       ++measured_points;
       run_agreed(*ranks.active, [&] {
