@@ -59,6 +59,8 @@ write("slower", report([layer(n, 64, n ** 0.6) for n in (1, 2, 4, 8)]))
 write("weak", report([layer(n, 64 * n, n ** 0.8, one_rank_tokens=64, scaling="weak")
                       for n in (1, 2, 4, 8)]))
 write("machine", report(machine, machine=True))
+write("experts", report([layer(n, tokens, n, tp=1, dp=n, ep=n, dispatcher="alltoall")
+                         for tokens in range(1, 6) for n in (16, 32)]))
 write("crowd", report([layer(n, tokens, n, config="a-long-name-of-a-model-" * 3 * (tokens % 2) + "x")
                        for tokens in range(1, 31) for n in (1, 2, 8)]))
 write("gpu", report([layer(n, 64, n, phase_gate_up_us="-", phase_down_us="-", phase_sum_us="-",
@@ -119,6 +121,15 @@ assert len(tops) == 12 and all(near(top, 100) for top in tops.values()), tops
 caption = figure._supxlabel.get_text()
 for word in ("A made-up processor", "7 repeats", "revision 0123abcd", "8 ranks", "medians"):
     assert word in caption, caption
+
+# Of a mixture ep, and dp with it, grow along a line; what stands under its bars has the room.
+_, series, _ = plot.scaling_series([read("experts")])
+assert [[point[0] for point in points] for points in series.values()] == [[16, 32]] * 5, series
+figure = plot.draw(plot.use_matplotlib(), [read("experts")], ("phases",))
+figure.canvas.draw()
+under = [text.get_window_extent() for text in figure.axes[0].get_xticklabels() +
+         figure.axes[1].get_xticklabels() if text.get_text().startswith("tp")]
+assert len(under) == 10 and all(a.x1 < b.x0 for a, b in zip(under, under[1:])), under
 
 # More lines than there is room for: said, each near its rank, and no name out of the picture.
 figure = plot.draw(plot.use_matplotlib(), [read("crowd")], ("scaling",))
