@@ -11,8 +11,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Several looks of the ranks that are called, and what else their cores do.
-constexpr std::chrono::duration<double> kPatience(1.0);
 constexpr int kCallTag = 1;
 constexpr int kHereTag = 2;
 

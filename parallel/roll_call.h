@@ -2,6 +2,7 @@
 
 #include <mpi.h>
 
+#include <chrono>
 #include <functional>
 #include <mutex>
 #include <vector>
@@ -13,6 +14,9 @@ namespace gatefold {
 /// that several threads may call.
 class RollCall {
  public:
+  /// How long a rank may take to answer: several looks of its thread, and what else its core does.
+  static constexpr std::chrono::duration<double> kPatience{1.0};
+
   /// Before this nobody is missed. Collective over the job. Throws Error 70.
   void begin();
   /// Before the end of MPI.
@@ -20,7 +24,7 @@ class RollCall {
 
   /// Answers the ranks that have called. For a thread that comes by several times a second.
   void answer();
-  /// Calls all ranks; those that don't answer within a second, in the world's numbers. Returns
+  /// Calls all ranks; those that don't answer in time, in the world's numbers. Returns
   /// early, with none, once `enough` says so.
   std::vector<int> missing(const std::function<bool()>& enough = nullptr);
 

@@ -12,8 +12,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "parallel/mpi_check.h"
 #include "parallel/mpi_interop.h"
@@ -103,7 +105,8 @@ class Watchdog {
  private:
   void watch();
   [[noreturn]] void end_process(int signal) const;
-  [[noreturn]] void end_job() const;
+  std::vector<int> call_roll(std::uint64_t last_ticks) const;
+  [[noreturn]] void end_job(const std::vector<int>& missing) const;
 
   const Progress& progress_;
   RollCall& roll_call_;
@@ -128,6 +131,7 @@ void Watchdog::watch() {
   const std::chrono::duration<double> patience(timeout_ + 2);
   auto last_change = Clock::now();
   std::uint64_t last_ticks = progress_.ticks();
+  std::optional<std::vector<int>> missing;  // asked for once, early enough to end in time
   for (;;) {
     const int signal = sigtimedwait(&signals_, nullptr, &kStep);
     if (stop_) return;
@@ -136,10 +140,25 @@ void Watchdog::watch() {
     if (progress_.ticks() != last_ticks) {
       last_ticks = progress_.ticks();
       last_change = Clock::now();
+      missing.reset();
     } else if (Clock::now() - last_change > patience) {
-      end_job();
+      end_job(missing.value_or(std::vector<int>()));
+    } else if (Clock::now() - last_change > patience - RollCall::kPatience && !missing) {
+      missing = call_roll(last_ticks);
     }
   }
+}
+
+std::vector<int> Watchdog::call_roll(std::uint64_t last_ticks) const {
+  // A signal comes first: a peer may have ended the job, and mpirun gives this rank a second.
+  int signal = 0;
+  std::vector<int> missing = roll_call_.missing([&] {
+    constexpr timespec kNow{0, 0};
+    if (signal <= 0) signal = sigtimedwait(&signals_, nullptr, &kNow);
+    return signal > 0 || progress_.ticks() != last_ticks;
+  });
+  if (signal > 0 && signal != kStopSignal) end_process(signal);
+  return missing;
 }
 
 void Watchdog::end_process(int signal) const {
@@ -152,15 +171,7 @@ void Watchdog::end_process(int signal) const {
   _exit(kSignalled + signal);
 }
 
-void Watchdog::end_job() const {
-  // A signal comes first: a peer may have ended the job, and mpirun gives this rank a second.
-  int signal = 0;
-  const std::vector<int> missing = roll_call_.missing([&] {
-    constexpr timespec kNow{0, 0};
-    if (signal <= 0) signal = sigtimedwait(&signals_, nullptr, &kNow);
-    return signal > 0;
-  });
-  if (signal > 0 && signal != kStopSignal) end_process(signal);
+void Watchdog::end_job(const std::vector<int>& missing) const {
   print_last_words(fmt::format(
       "[rank {}] gatefold: no progress for {} s in {}{}{} (a peer or a GPU is lost or stuck); "
       "ending the job",
