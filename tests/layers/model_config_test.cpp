@@ -37,16 +37,38 @@ TEST_F(ModelConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
     const char* name;
     std::int64_t hidden, intermediate, layers, vocab, parameters;
     ActivationKind kind;
+    DType dtype = DType::kBf16;
   };
   const std::vector<Published> table = {
+      {"all-minilm-l6-v2", 384, 1536, 6, 30522, 2 * 384 * 1536 + 1536 + 384,
+       ActivationKind::kGeluExact, DType::kF32},
+      {"bert-base-uncased", 768, 3072, 12, 30522, 2 * 768 * 3072 + 3072 + 768,
+       ActivationKind::kGeluExact, DType::kF32},
       {"gemma-3-270m", 640, 2048, 18, 262144, 3932160, ActivationKind::kGeluTanh},
-      {"gpt2", 768, 3072, 12, 50257, 2 * 768 * 3072 + 3072 + 768, ActivationKind::kGeluTanh},
+      {"gpt2", 768, 3072, 12, 50257, 2 * 768 * 3072 + 3072 + 768, ActivationKind::kGeluTanh,
+       DType::kF32},
+      {"gpt2-large", 1280, 5120, 36, 50257, 2 * 1280 * 5120 + 5120 + 1280,
+       ActivationKind::kGeluTanh, DType::kF32},
+      {"gpt2-medium", 1024, 4096, 24, 50257, 2 * 1024 * 4096 + 4096 + 1024,
+       ActivationKind::kGeluTanh, DType::kF32},
+      {"gpt2-xl", 1600, 6400, 48, 50257, 2 * 1600 * 6400 + 6400 + 1600, ActivationKind::kGeluTanh,
+       DType::kF32},
       {"llama-3.1-405b", 16384, 53248, 126, 128256, 2617245696, ActivationKind::kSilu},
+      {"llama-3.1-70b", 8192, 28672, 80, 128256, 704643072, ActivationKind::kSilu},
       {"llama-3.1-8b", 4096, 14336, 32, 128256, 176160768, ActivationKind::kSilu},
+      {"llama-3.2-1b", 2048, 8192, 16, 128256, 50331648, ActivationKind::kSilu},
+      {"llama-3.2-3b", 3072, 8192, 28, 128256, 75497472, ActivationKind::kSilu},
+      {"qwen2.5-0.5b", 896, 4864, 24, 151936, 13074432, ActivationKind::kSilu},
       {"qwen3-0.6b", 1024, 3072, 28, 151936, 9437184, ActivationKind::kSilu},
+      {"qwen3-1.7b", 2048, 6144, 28, 151936, 37748736, ActivationKind::kSilu},
+      {"qwen3-14b", 5120, 17408, 40, 151936, 267386880, ActivationKind::kSilu},
       {"qwen3-32b", 5120, 25600, 64, 151936, 393216000, ActivationKind::kSilu},
+      {"qwen3-4b", 2560, 9728, 36, 151936, 74711040, ActivationKind::kSilu},
       {"qwen3-8b", 4096, 12288, 36, 151936, 150994944, ActivationKind::kSilu},
       {"qwen3.5-0.8b", 1024, 3584, 24, 248320, 11010048, ActivationKind::kSilu},
+      {"qwen3.5-27b", 5120, 17408, 64, 248320, 267386880, ActivationKind::kSilu},
+      {"qwen3.5-4b", 2560, 9216, 32, 248320, 70778880, ActivationKind::kSilu},
+      {"qwen3.5-9b", 4096, 12288, 32, 248320, 150994944, ActivationKind::kSilu},
       {"smollm2-135m", 576, 1536, 30, 49152, 2654208, ActivationKind::kSilu},
   };
   std::size_t files = 0;
@@ -63,7 +85,7 @@ TEST_F(ModelConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
     EXPECT_EQ(config.intermediate_size, row.intermediate);
     EXPECT_EQ(config.num_layers, row.layers);
     EXPECT_EQ(config.vocab_size, row.vocab);
-    EXPECT_EQ(config.dtype, row.name == std::string("gpt2") ? DType::kF32 : DType::kBf16);
+    EXPECT_EQ(config.dtype, row.dtype);
     EXPECT_EQ(config.activation.kind, row.kind);
     EXPECT_EQ(config.layer_spec(row.layers - 1).parameters(), row.parameters);
   }

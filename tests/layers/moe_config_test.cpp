@@ -61,15 +61,33 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
   };
   const std::vector<Published> table = {
       {"mixtral-8x7b", 4096, 8, 2, 14336, 0, 32, 32, 1409318912, 32 * (8 * 3 + 1)},
+      {"mixtral-8x22b", 6144, 8, 2, 16384, 0, 56, 56, 2415968256, 56 * (8 * 3 + 1)},
       {"qwen1.5-moe-a2.7b", 2048, 60, 4, 1408, 5632, 24, 24, 553773056, 24 * (60 * 3 + 5)},
+      {"qwen2-57b-a14b", 3584, 64, 8, 2560, 20480, 28, 28, 1982041600, 28 * (64 * 3 + 5)},
       {"qwen3-30b-a3b", 2048, 128, 8, 768, 0, 48, 48, 604241920, 18480},
       {"qwen3-235b-a22b", 4096, 128, 8, 1536, 0, 94, 94, 2416443392, 94 * (128 * 3 + 1)},
+      {"qwen3-coder-480b-a35b", 6144, 160, 8, 2560, 0, 62, 62, 7550730240, 62 * (160 * 3 + 1)},
+      {"qwen3-next-80b-a3b", 2048, 512, 10, 512, 512, 48, 48, 1614809088, 48 * (512 * 3 + 5)},
       {"qwen3.5-35b-a3b", 2048, 256, 8, 512, 512, 40, 40, 808978432, 280},
+      {"qwen3.5-122b-a10b", 3072, 256, 8, 1024, 1024, 48, 48, 2426145792, 48 * 7},
+      {"qwen3.5-397b-a17b", 4096, 512, 10, 1024, 1024, 60, 60, 6457135104, 60 * 7},
+      {"olmoe-1b-7b", 2048, 64, 8, 1024, 0, 16, 16, 402784256, 16 * (64 * 3 + 1)},
       {"deepseek-v2-lite", 2048, 64, 6, 1408, 2816, 27, 26, 571080704, 26 * (64 * 3 + 4) + 3},
+      {"deepseek-v2", 5120, 160, 6, 1536, 3072, 60, 59, 3822878720, 59 * (160 * 3 + 4) + 3},
       {"deepseek-v3", 7168, 256, 8, 2048, 2048, 61, 58, 11320164608, 44843},
+      {"kimi-k2", 7168, 384, 8, 2048, 2048, 61, 60, 16958226816, 60 * (384 * 3 + 5) + 3},
+      {"glm-4.5", 5120, 160, 8, 1536, 1536, 92, 89, 3799285920, 89 * (160 * 3 + 5) + 9},
+      {"glm-4.5-air", 4096, 128, 8, 1408, 1408, 46, 45, 2232418432, 45 * (128 * 3 + 5) + 3},
       {"gpt-oss-20b", 2880, 32, 4, 2880, 0, 24, 24, 796631072, 24 * 6},
+      {"gpt-oss-120b", 2880, 128, 4, 2880, 0, 36, 36, 3186524288, 36 * 6},
       {"llama-4-scout", 5120, 16, 1, 8192, 8192, 48, 48, 2139176960, 48 * 6},
+      {"llama-4-maverick", 5120, 128, 1, 8192, 8192, 48, 24, 16232611840, 24 * 6 + 24 * 3},
       {"switch-base-8", 768, 8, 1, 3072, 0, 24, 12, 37754880, 12 * 17 + 12 * 2},
+      {"switch-base-16", 768, 16, 1, 3072, 0, 24, 12, 75509760, 12 * 33 + 12 * 2},
+      {"switch-base-32", 768, 32, 1, 3072, 0, 24, 12, 151019520, 12 * 65 + 12 * 2},
+      {"switch-base-64", 768, 64, 1, 3072, 0, 24, 12, 302039040, 12 * 129 + 12 * 2},
+      {"switch-base-128", 768, 128, 1, 3072, 0, 24, 12, 604078080, 12 * 257 + 12 * 2},
+      {"switch-base-256", 768, 256, 1, 3072, 0, 24, 12, 1208156160, 12 * 513 + 12 * 2},
   };
   std::size_t files = 0;
   for (const auto& file : fs::directory_iterator(fs::path(GATEFOLD_SOURCE_DIR) / "configs")) {
@@ -103,6 +121,35 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
     }
     EXPECT_EQ(tensors, row.tensors);
     EXPECT_EQ(elements, row.parameters) << "as the files hold them";
+  }
+}
+
+// Where feed-forward layers dominate a model, they are nearly all of what it is said to have. Not
+// here: Kimi-K2, whose trillion is a rounded number, and Switch, which publishes none.
+TEST_F(MoeConfigTest, FeedForwardLayersMakeUpMostOfThePublishedTotal) {
+  const std::vector<std::pair<const char*, double>> published_billions = {
+      {"mixtral-8x7b", 46.7},         {"mixtral-8x22b", 140.6},
+      {"qwen1.5-moe-a2.7b", 14.3},    {"qwen2-57b-a14b", 57.4},
+      {"qwen3-30b-a3b", 30.5},        {"qwen3-235b-a22b", 235},
+      {"qwen3-coder-480b-a35b", 480}, {"qwen3-next-80b-a3b", 80},
+      {"qwen3.5-35b-a3b", 35},        {"qwen3.5-122b-a10b", 122},
+      {"qwen3.5-397b-a17b", 397},     {"olmoe-1b-7b", 6.9},
+      {"deepseek-v2-lite", 15.7},     {"deepseek-v2", 236},
+      {"deepseek-v3", 671},           {"glm-4.5", 355},
+      {"glm-4.5-air", 106},           {"gpt-oss-20b", 20.9},
+      {"gpt-oss-120b", 116.8},        {"llama-4-scout", 109},
+      {"llama-4-maverick", 400}};
+  for (const auto& [name, billions] : published_billions) {
+    const ModelConfig config = published(name);
+    double parameters = 0;
+    for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+      parameters += static_cast<double>(
+          config.is_moe(layer) ? config.moe_spec(layer).parameters(config.moe->route.experts)
+                               : config.layer_spec(layer).parameters());
+    }
+    const double share = parameters / (billions * 1e9);
+    EXPECT_GT(share, 0.91) << name;  // embeddings and attention are the rest
+    EXPECT_LT(share, 1.0) << name;
   }
 }
 
