@@ -160,7 +160,9 @@ std::vector<std::int64_t> sum_over_ranks(Communicator& world,
   const std::size_t n = own.size();
   std::vector<std::int64_t> all(n * as_size(world.size()));
   std::ranges::copy(own, all.begin() + static_cast<std::ptrdiff_t>(n) * world.rank());
-  all_gather<std::int64_t>(world, all);
+  const std::vector<std::int64_t> parts(as_size(world.size()),
+                                        static_cast<std::int64_t>(n * sizeof(std::int64_t)));
+  world.host().all_gather_v(reinterpret_cast<std::byte*>(all.data()), parts);
   std::vector<std::int64_t> sum(n);
   for (std::size_t i = 0; i < all.size(); ++i) sum[i % n] += all[i];
   return sum;
@@ -183,6 +185,7 @@ std::vector<LoadSums> sum_loads(Communicator& world, const LoadShape& shape,
                                 const ScoredTokens& own) {
   check(shape);
   const std::vector<Range> tokens = runs_of_ranks(world, shape, own);
+  if (shape.sequences == 0) return {};
   std::vector<Sequence> sequences;
   for (std::int64_t s = 0; s < shape.sequences; ++s) sequences.emplace_back(shape, s, tokens);
   AllRoots roots =

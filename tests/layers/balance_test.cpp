@@ -50,7 +50,8 @@ Batch random_batch(const LoadShape& shape) {
   std::vector<std::int32_t> order(static_cast<std::size_t>(shape.experts));
   for (std::int64_t token = 0; token < shape.tokens(); ++token) {
     for (std::int64_t e = 0; e < shape.experts; ++e) {
-      batch.scores.push_back(std::ldexp(static_cast<float>(random() % 4096), -(token % 23)));
+      batch.scores.push_back(
+          std::ldexp(static_cast<float>(random() % 4096), -static_cast<int>(token % 23)));
       order[static_cast<std::size_t>(e)] = static_cast<std::int32_t>(e);
     }
     batch.log_sums.push_back(std::ldexp(static_cast<float>(random() % 4096), -6));
