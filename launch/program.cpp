@@ -107,7 +107,7 @@ int end_with(const Error& error, int rank, int ranks) {
   }
   // A peer that knows why nobody answers ends the job first.
   if (error.code() == ExitCode::kTimeout)
-    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   print_error(fmt::format("[rank {}] gatefold: {}", rank, error.what()));
   Session::abort_job(code);
 }

@@ -177,6 +177,7 @@ class CpuDevice final : public Device {
   }
   void copy_rows(std::byte* out, std::int64_t out_stride, const std::byte* in,
                  std::int64_t in_stride, std::int64_t rows, std::int64_t bytes) override {
+    if (bytes == 0) return;  // there may be nothing to point at
     parallel(rows, [&](std::int64_t row, int) {
       std::memcpy(out + row * out_stride, in + row * in_stride, static_cast<std::size_t>(bytes));
     });
