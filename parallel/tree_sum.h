@@ -63,8 +63,8 @@ class TreeSum {
   /// Where a layer may put the roots of its next sum, so that nobody has to copy them: slots for
   /// its local plan, [groups][rows][64] each.
   Partials stack(std::int64_t rows);
-  /// What sum() of `rows` rows brings from this rank to others, counted as messages, and needs no
-  /// reserve().
+  /// Bytes that sum() of `rows` rows would send from this rank to others if all went by messages,
+  /// to ranks of its node too. Needs no reserve().
   std::int64_t bytes_to_others(std::int64_t rows, DType dtype, Rows where) const;
 
   /// own: this rank's roots in slots 0 … n-1 (its local plan's), layout [groups][rows][64].

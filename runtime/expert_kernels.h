@@ -16,10 +16,10 @@ constexpr std::int64_t kStepColumns = 512;
 void scale_row(DType model, const std::byte* x, float scale, std::int64_t columns, DType kept,
                std::byte* out);
 
-/// Up to 512 columns of a row from this one on.
+/// Up to kStepColumns columns of a row from this one on.
 void weigh_columns(const WeighedRows& io, std::int64_t row, std::int64_t first);
 
-/// Up to 512 columns of a token from this one on, counted from first_column.
+/// Up to kStepColumns columns of a token from this one on, counted from first_column.
 void combine_columns(const CombinedRows& io, std::int64_t token, std::int64_t first);
 
 }  // namespace gatefold
