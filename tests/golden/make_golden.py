@@ -67,6 +67,10 @@ FAMILIES = {
     "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(
         hidden_size=HIDDEN, intermediate_size=INTER, num_hidden_layers=LAYERS, num_attention_heads=4,
         max_position_embeddings=16, **IDS)),
+    "opt": lambda: tf.OPTForCausalLM(tf.OPTConfig(
+        hidden_size=HIDDEN, ffn_dim=INTER, num_hidden_layers=LAYERS, num_attention_heads=4, word_embed_proj_dim=HIDDEN,
+        max_position_embeddings=16, **IDS)),
+    "glm4": lambda: tf.Glm4ForCausalLM(tf.Glm4Config(**TEXT)),
 }
 
 
@@ -77,6 +81,11 @@ def mlps(model):
         for layer in model.bert.encoder.layer:
             yield (lambda x, b=layer: b.output.dense(b.intermediate(x))), [
                 *layer.intermediate.dense.named_parameters(), *layer.output.dense.named_parameters()]
+        return
+    if family == "opt":  # nor here: y is before the residual
+        for layer in model.model.decoder.layers:
+            yield (lambda x, b=layer: b.fc2(b.activation_fn(b.fc1(x)))), [
+                *layer.fc1.named_parameters(), *layer.fc2.named_parameters()]
         return
     base = {"gpt2": lambda: model.transformer.h, "qwen3_5": lambda: model.model.language_model.layers}
     for layer in base.get(family, lambda: model.model.layers)():
@@ -171,8 +180,12 @@ def by_hand(family, w, n, x):
         p = f"bert.encoder.layer.{n}."
         z = linear(p + "intermediate.dense", x)
         return linear(p + "output.dense", gelu_erf(z)), z
+    if family == "opt":
+        p = f"model.decoder.layers.{n}."
+        z = linear(p + "fc1", x)
+        return linear(p + "fc2", np.maximum(z, 0)), z
     p = ("model.language_model." if family == "qwen3_5" else "model.") + f"layers.{n}.mlp."
-    if family == "phi3":
+    if family in ("phi3", "glm4"):
         z, up = np.split(linear(p + "gate_up_proj", x), 2, axis=-1)
     else:
         z, up = linear(p + "gate_proj", x), linear(p + "up_proj", x)

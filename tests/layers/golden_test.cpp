@@ -24,8 +24,8 @@ using testing::OnDevice;
 
 std::vector<std::string> golden_models() {
   std::vector<std::string> paths;
-  for (const char* family : {"bert", "gemma3_text", "gpt2", "llama", "llama_bias", "mistral",
-                             "phi3", "qwen2", "qwen3", "qwen3_5"}) {
+  for (const char* family : {"bert", "gemma3_text", "glm4", "gpt2", "llama", "llama_bias",
+                             "mistral", "opt", "phi3", "qwen2", "qwen3", "qwen3_5"}) {
     for (const char* dtype : {"f32", "bf16"}) {
       paths.push_back(std::string(GATEFOLD_SOURCE_DIR "/tests/golden/") + family + "/" + dtype);
     }

@@ -58,6 +58,13 @@ TEST_F(ModelConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
       {"llama-3.1-8b", 4096, 14336, 32, 128256, 176160768, ActivationKind::kSilu},
       {"llama-3.2-1b", 2048, 8192, 16, 128256, 50331648, ActivationKind::kSilu},
       {"llama-3.2-3b", 3072, 8192, 28, 128256, 75497472, ActivationKind::kSilu},
+      {"opt-1.3b", 2048, 8192, 24, 50272, 33564672, ActivationKind::kRelu, DType::kF16},
+      {"opt-125m", 768, 3072, 12, 50272, 4722432, ActivationKind::kRelu, DType::kF16},
+      {"opt-13b", 5120, 20480, 40, 50272, 209740800, ActivationKind::kRelu, DType::kF16},
+      {"opt-30b", 7168, 28672, 48, 50272, 411077632, ActivationKind::kRelu, DType::kF16},
+      {"opt-350m", 1024, 4096, 24, 50272, 8393728, ActivationKind::kRelu, DType::kF16},
+      {"opt-6.7b", 4096, 16384, 32, 50272, 134238208, ActivationKind::kRelu, DType::kF16},
+      {"opt-66b", 9216, 36864, 64, 50272, 679523328, ActivationKind::kRelu, DType::kF16},
       {"qwen2.5-0.5b", 896, 4864, 24, 151936, 13074432, ActivationKind::kSilu},
       {"qwen3-0.6b", 1024, 3072, 28, 151936, 9437184, ActivationKind::kSilu},
       {"qwen3-1.7b", 2048, 6144, 28, 151936, 37748736, ActivationKind::kSilu},
@@ -118,7 +125,7 @@ TEST_F(ModelConfigTest, EveryGoldenCheckpointResolvesInAllItsLayers) {
       }
     }
   }
-  EXPECT_EQ(dense_layers, 40U + 9U) << "of dense families, and of mixtures";
+  EXPECT_EQ(dense_layers, 48U + 9U) << "of dense families, and of mixtures";
   EXPECT_EQ(mixtures, 17U);
 }
 
@@ -150,6 +157,25 @@ TEST_F(ModelConfigTest, BertIsExactGeluWithBiases) {
   const ModelConfig config = read(json);
   EXPECT_EQ(config.activation.kind, ActivationKind::kGeluExact);
   EXPECT_EQ(config.layer_spec(0).parameters(), 2 * 16 * 24 + 16 + 24);
+}
+
+TEST_F(ModelConfigTest, OptHasItsOwnFieldNamesAndBiasesUnlessItDeniesThem) {
+  Json json{{"model_type", "opt"}, {"hidden_size", 16}, {"ffn_dim", 24}, {"num_hidden_layers", 2}};
+  const ModelConfig config = read(json);
+  EXPECT_EQ(config.intermediate_size, 24);
+  EXPECT_EQ(config.activation.kind, ActivationKind::kRelu);
+  EXPECT_FALSE(config.activation.gated);
+  EXPECT_EQ(config.layer_spec(1).parameters(), 2 * 16 * 24 + 24 + 16);
+  json["enable_bias"] = false;
+  json["activation_function"] = "gelu";
+  EXPECT_EQ(read(json).layer_spec(1).parameters(), 2 * 16 * 24);
+  EXPECT_EQ(read(json).activation.kind, ActivationKind::kGeluExact);
+  json.erase("ffn_dim");
+  json["intermediate_size"] = 24;
+  expect_error(ExitCode::kData, "no ffn_dim", [&] { read(json); });
+  expect_error(ExitCode::kUsage, "no such field of opt models", [&] {
+    read(json, {{"intermediate_size", "24"}});
+  });
 }
 
 TEST_F(ModelConfigTest, TheLadderModelTypeHasItsDefaults) {

@@ -68,8 +68,11 @@ TEST(ModelFamilies, MostModelsKeepThreeSeparateMatrices) {
   }
 }
 
-TEST(ModelFamilies, Phi3FusesGateAndUpWithGateRowsFirst) {
-  const FfnSpec spec = spec_of("phi3", 1);
+class FusedFamilies : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(ModelFamilies, FusedFamilies, ::testing::Values("phi3", "glm4"));
+
+TEST_P(FusedFamilies, KeepGateAndUpInOneTensorWithGateRowsFirst) {
+  const FfnSpec spec = spec_of(GetParam(), 1);
   EXPECT_EQ(spec.gate->name, "model.layers.1.mlp.gate_up_proj.weight");
   EXPECT_EQ(spec.up.name, spec.gate->name);
   EXPECT_EQ(spec.gate->row_offset, 0);
@@ -99,6 +102,25 @@ TEST(ModelFamilies, Gpt2StoresItsMatricesTransposed) {
   EXPECT_THAT(tensors[1].shape, ElementsAre(24, 16));
   EXPECT_EQ(tensors[1].fan_in, 24);
   EXPECT_THAT(tensors[2].shape, ElementsAre(24));
+}
+
+TEST(ModelFamilies, OptsLayerHoldsItsMatricesWithoutAModuleAroundThem) {
+  const ModelConfig config = config_of("opt");
+  const FfnSpec spec = config.layer_spec(1);
+  EXPECT_EQ(spec.up.name, "model.decoder.layers.1.fc1.weight");
+  EXPECT_EQ(spec.down.name, "model.decoder.layers.1.fc2.weight");
+  EXPECT_EQ(spec.down_bias->name, "model.decoder.layers.1.fc2.bias");
+  EXPECT_FALSE(spec.gated() || spec.up.transposed);
+  for (const std::string prefix : {"decoder.", ""}) {
+    ShapeSource source;
+    for (const auto& [name, shape] : source_of(spec).shapes) {
+      source.shapes[prefix + name.substr(std::string_view("model.decoder.").size())] = shape;
+    }
+    EXPECT_EQ(resolve_layer(config, 1, source).up.name, prefix + "layers.1.fc1.weight");
+  }
+  ModelConfig denied = config;
+  denied.bias = false;
+  expect_unresolved(denied, source_of(config.layer_spec(0)), "--set enable_bias=true");
 }
 
 TEST(ModelFamilies, BertsOutputMatrixIsNotTheAttentionsOne) {
