@@ -15,10 +15,10 @@
 #include "launch/device_choice.h"
 #include "launch/outputs.h"
 #include "layers/dense_experts.h"
+#include "layers/model_files.h"
 #include "layers/relaid_source.h"
 #include "layers/seeded_source.h"
 #include "parallel/agreement.h"
-#include "runtime/checkpoint.h"
 #include "runtime/error.h"
 #include "runtime/hash.h"
 #include "runtime/quoted_name.h"
@@ -212,9 +212,9 @@ void Job::open_source() {
       source_ = std::make_unique<SeededSource>(canonical, options_.seed);
       return;
     }
-    auto checkpoint = std::make_unique<Checkpoint>(directory);
-    hash = hex(checkpoint->header_hash());
-    source_ = std::move(checkpoint);
+    ModelFiles files = open_model_files(directory, dense_ ? *dense_ : config_);
+    hash = hex(files.header_hash);
+    source_ = std::move(files.source);
     if (!dense_) return;
     dense_source_ = std::move(source_);
     source_ = std::make_unique<DenseExpertsSource>(*dense_, *dense_source_, dense_experts(options_),

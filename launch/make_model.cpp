@@ -162,18 +162,22 @@ std::string index_text(const std::vector<Shard>& shards) {
   return index.dump(2) + '\n';
 }
 
-/// The config as it was resolved, saying the dtype that the files have.
+/// The config as it was resolved, saying what the files have: this dtype, and nothing quantised.
 std::string config_text(const Job& job) {
-  if (job.dtype() == job.config().dtype) return job.config().canonical_text + '\n';
   static constexpr std::string_view kNames[] = {"float32", "bfloat16", "float16"};
-  const std::string name(kNames[static_cast<std::size_t>(job.dtype())]);
-  auto overrides = job.options().set;
-  // The older spelling first: setting it takes the newer one away.
-  if (job.config().canonical_text.find("\"torch_dtype\"") != std::string::npos) {
-    overrides.emplace_back("torch_dtype", name);
+  const ModelConfig& config = job.config();
+  auto changes = job.options().set;
+  if (config.quantization) changes.emplace_back(kQuantizationKey, "null");
+  if (job.dtype() != config.dtype) {
+    const std::string name(kNames[static_cast<std::size_t>(job.dtype())]);
+    // The older spelling first: setting it takes the newer one away.
+    if (config.canonical_text.find("\"torch_dtype\"") != std::string::npos) {
+      changes.emplace_back("torch_dtype", name);
+    }
+    changes.emplace_back("dtype", name);
   }
-  overrides.emplace_back("dtype", name);
-  return read_model_config(job.config().path, overrides).canonical_text + '\n';
+  const bool as_it_is = changes.size() == job.options().set.size();
+  return (as_it_is ? config : read_model_config(config.path, changes)).canonical_text + '\n';
 }
 
 void write_model(const Job& job, const std::vector<Shard>& shards,

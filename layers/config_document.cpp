@@ -140,14 +140,21 @@ void ConfigDocument::apply(const std::string& key, const std::string& value) {
                             "leave it out, or set one of {}",
                             key, value, model_type_, fmt::join(keys, ", ")));
   }
-  fields_->text()[key] = parsed_value(value);
+  const Json parsed = parsed_value(value);
+  if (key == kQuantizationKey) {
+    fields_->root.erase(key);  // nested configs have it there
+    fields_->text().erase(key);
+    if (parsed.is_null()) return;
+  }
+  fields_->text()[key] = parsed;
   // One field with two spellings: what the user says must win over either.
   if (key == "torch_dtype") fields_->text().erase("dtype");
   overridden_.insert(key);
 }
 
 std::vector<std::string_view> ConfigDocument::keys_read() const {
-  std::vector<std::string_view> keys = {"model_type", "vocab_size", "dtype", "torch_dtype"};
+  std::vector<std::string_view> keys = {"model_type", "vocab_size", "dtype", "torch_dtype",
+                                        kQuantizationKey};
   if (family_ == nullptr) return keys;
   const ModelFamily& family = *family_;
   keys.insert(keys.end(), {family.hidden_size_key, family.intermediate_size_key,
@@ -299,6 +306,38 @@ DType ConfigDocument::dtype() const {
     }
   }
   fail(key, fmt::format("{} is {} (known: float32, bfloat16, float16)", key, shown_value(*value)));
+}
+
+std::optional<Quantization> ConfigDocument::quantization() const {
+  const Json* value = fields().find(kQuantizationKey);
+  if (value == nullptr) {
+    const auto outer = fields().root.find(kQuantizationKey);
+    if (outer == fields().root.end() || outer->is_null()) return std::nullopt;
+    value = &*outer;
+  }
+  const auto refuse = [&](std::string_view part, const Json& found, std::string_view wanted) {
+    fail(kQuantizationKey,
+         fmt::format("{}{} is {} ({})", kQuantizationKey, part, shown_value(found), wanted));
+  };
+  if (!value->is_object()) refuse("", *value, "not an object");
+  Quantization quantization;
+  if (const auto method = value->find("quant_method"); method != value->end()) {
+    if (!method->is_string()) refuse(".quant_method", *method, "not a string");
+    quantization.method = method->get<std::string>();
+  }
+  const auto block = value->find("weight_block_size");
+  if (quantization.method != "fp8" || block == value->end() || block->is_null()) {
+    return quantization;
+  }
+  const auto side = [](const Json& size) {
+    return size.is_number_unsigned() && size > 0 && size <= kMaxSize;
+  };
+  if (!block->is_array() || block->size() != 2 || !std::ranges::all_of(*block, side)) {
+    refuse(".weight_block_size", *block, "not two positive integers");
+  }
+  quantization.block_rows = block->at(0).get<std::int64_t>();
+  quantization.block_columns = block->at(1).get<std::int64_t>();
+  return quantization;
 }
 
 // A dense family's config with experts is another model's.

@@ -4,6 +4,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "layers/model_families.h"
+#include "layers/quantization.h"
 #include "runtime/dtype.h"
 
 namespace gatefold {
@@ -48,6 +50,7 @@ class ConfigDocument {
   /// Layer numbers below `limit`, in any order.
   std::vector<std::int64_t> layers(std::string_view key, std::int64_t limit) const;
   DType dtype() const;
+  std::optional<Quantization> quantization() const;
   void refuse_experts() const;
 
   /// Throws for the field `key`: 64 where --set gave it, else 65.

@@ -196,6 +196,7 @@ ModelConfig parse_model_config(const std::string& text, const std::string& path,
   config.activation = read_activation(document, gated);
   config.bias = document.flag(family.bias);
   config.swish_beta = document.flag(family.swish_beta);
+  config.quantization = document.quantization();
   if (config.swish_beta && config.activation.kind != ActivationKind::kSilu) {
     document.fail(family.swish_beta.key,
                   fmt::format("{} is true but {} isn't silu (beta scales silu's input only)",

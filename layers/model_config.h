@@ -9,6 +9,7 @@
 #include "layers/ffn_spec.h"
 #include "layers/moe_config.h"
 #include "layers/moe_spec.h"
+#include "layers/quantization.h"
 #include "runtime/dtype.h"
 #include "runtime/tensor_source.h"
 
@@ -28,6 +29,7 @@ struct ModelConfig {
   Activation activation;
   bool bias = false;
   bool swish_beta = false;  // the layer has a learnable beta tensor
+  std::optional<Quantization> quantization;
   // The whole config.json with the overrides applied, keys sorted: equal on all ranks, or an
   // error. Reads back, without overrides, as this same config.
   std::string canonical_text;

@@ -179,6 +179,8 @@ TEST_F(MoeProgram, AMadeMixtureLiesAsItsFamilyStoresItAndGivesTheFingerprintOfIt
     const SafetensorsFile file(
         path("made/" + index["weight_map"][family.tensor].get<std::string>()));
     EXPECT_EQ(file.header().tensors.at(family.tensor).shape, family.shape);
+    const std::string config = content_of(path("made/config.json"));
+    EXPECT_THAT(config, Not(HasSubstr("quantization_config"))) << "what is written is plain";
     const std::string verify = "verify --layers 0-1 --tokens 5 --json " + path("report.json") + " ";
     EXPECT_EQ(fingerprints(alone(verify + seeded)),
               fingerprints(on_ranks(2, verify + "--seed 7 --model " + path("made"))));

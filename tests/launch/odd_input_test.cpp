@@ -93,6 +93,22 @@ TEST_F(OddInput, NoConfigMakesInspectsSumsOverflow) {
               HasSubstr("0.0 % of the model's 369 E parameters"));
 }
 
+TEST_F(OddInput, AQuantisationThatNothingReadsIsNamed) {
+  write_small_model({1, 2, 3, 4});
+  auto config = nlohmann::json::parse(content_of(path("model/config.json")));
+  for (const char* method : {"gptq", "compressed-tensors"}) {
+    config["quantization_config"] = {{"quant_method", method}, {"bits", 4}};
+    std::ofstream(path("model/config.json")) << config;
+    for (const char* command : {"verify", "inspect"}) {
+      expect_one_complaint(on_ranks(2, command + std::string(" --model ") + path("model")), 65,
+                           "quant_method \"" + std::string(method) + "\" (only fp8");
+    }
+  }
+  EXPECT_EQ(alone("inspect --config " + path("model/config.json")).code, 0)
+      << "no files, no matter";
+  EXPECT_EQ(alone("verify --set quantization_config=null --model " + path("model")).code, 0);
+}
+
 TEST_F(OddInput, TheReportSaysHowManyTokensThereWere) {
   write_small_model({1, 2, 3, 4});
   write_tokens(std::vector<float>(5 * 16, 0.5F), 16);

@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Json = nlohmann::json;
 using testing::expect_error;
 using testing::Overrides;
@@ -443,6 +444,37 @@ TEST_F(ModelConfigTest, OverridesOfANestedConfigGoInside) {
   EXPECT_EQ(json["vision_config"]["hidden_size"], 768) << "the vision tower keeps its own";
   EXPECT_EQ(config.dtype, DType::kF16) << "whatever the top level says";
   EXPECT_FALSE(json.contains("hidden_size"));
+}
+
+TEST_F(ModelConfigTest, QuantizationIsReadAtEitherLevelAndCanBeTakenAway) {
+  EXPECT_FALSE(read(llama()).quantization.has_value());
+  const Json fp8{{"quant_method", "fp8"}, {"weight_block_size", {64, 32}}};
+  Json config = llama();
+  config["quantization_config"] = fp8;
+  const Overrides without{{"quantization_config", "null"}};
+  for (const Json& json : {config, Json{{"text_config", config}},
+                           Json{{"text_config", llama()}, {"quantization_config", fp8}}}) {
+    const auto read_back = read(json).quantization.value();
+    EXPECT_EQ(read_back.method, "fp8");
+    EXPECT_EQ(read_back.block_rows, 64);
+    EXPECT_EQ(read_back.block_columns, 32);
+    const ModelConfig plain = read(json, without);
+    EXPECT_FALSE(plain.quantization.has_value());
+    EXPECT_THAT(plain.canonical_text, Not(HasSubstr("quant_method")));
+  }
+  config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", nullptr}};
+  EXPECT_EQ(read(config).quantization->block_columns, 128);
+  config["quantization_config"] = Json::object();
+  EXPECT_EQ(read(config).quantization->method, "");
+  for (const Json& bad : {Json(5), Json{{"quant_method", 8}},
+                          Json{{"quant_method", "fp8"}, {"weight_block_size", {128, 0}}},
+                          Json{{"quant_method", "fp8"}, {"weight_block_size", {128}}},
+                          Json{{"quant_method", "fp8"}, {"weight_block_size", {1.5, 1.5}}},
+                          Json{{"quant_method", "fp8"}, {"weight_block_size", {1ULL << 63, 1}}}}) {
+    config["quantization_config"] = bad;
+    expect_error(
+        ExitCode::kData, "quantization_config", [&] { read(config); }, bad.dump());
+  }
 }
 
 TEST_F(ModelConfigTest, BadOverridesAreUsageErrors) {

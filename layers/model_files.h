@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "layers/model_config.h"
+#include "runtime/tensor_source.h"
+
+namespace gatefold {
+
+/// A model's weights, as its layers read them.
+struct ModelFiles {
+  std::unique_ptr<TensorSource> source;
+  std::uint64_t header_hash = 0;  // Checkpoint's
+};
+
+/// Opens the safetensors files in `directory`, whose config.json `config` is. Throws as Checkpoint
+/// does, and Error 65 where the config names a quant_method whose tensors can't be read.
+ModelFiles open_model_files(const std::string& directory, const ModelConfig& config);
+
+}  // namespace gatefold
