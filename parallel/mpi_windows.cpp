@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -56,10 +55,9 @@ struct NamedFile {
 };
 /// False where it fails, and errno says why.
 bool make_file(std::int64_t bytes, NamedFile& file) {
-  static std::atomic<int> made{0};
-  const std::string name =
-      fmt::format("{}/gatefold-{}-{}", backing_directory(), ::getpid(), made++);
-  file.fd.reset(::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  // At random: a killed job's file may have been named by this process's number.
+  std::string name = fmt::format("{}/gatefold-XXXXXX", backing_directory());
+  file.fd.reset(::mkostemp(name.data(), O_CLOEXEC));
   if (file.fd.get() < 0) return false;
   file.path = TemporaryPath(name, TemporaryKind::kFile);
   return ::ftruncate(file.fd.get(), bytes) == 0;
@@ -185,7 +183,7 @@ std::string MpiWindows::lack_of_room(std::int64_t bytes) const {
   struct statvfs space {};
   const char* directory = backing_directory();
   if (::statvfs(directory, &space) != 0) {
-    return fmt::format("{} can't be used ({})", directory, std::strerror(errno));
+    return fmt::format("{} can't be used ({})", directory, errno_text(errno));
   }
   const auto free = static_cast<std::int64_t>(space.f_bavail * space.f_frsize);
   if (free >= bytes) return "";

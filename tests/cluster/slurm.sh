@@ -171,5 +171,5 @@ JOB
   holds "nothing is left of it on the other" nothing_left node0
 }
 lost mpirun 'orted|/gatefold bench' "lost communication with a remote daemon"
-lost srun 'slurmstepd|/gatefold bench' 'gatefold: no .* for 4 s .*the benchmark .*peer'
+lost srun 'slurmstepd|/gatefold bench' 'gatefold: no .* for 4 s .*the benchmark.*peer'
 finish

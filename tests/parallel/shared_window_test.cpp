@@ -134,7 +134,7 @@ TEST(SharedWindowTest, WhereThereIsNoRoomMessagesHaveToDoOnAllRanks) {
   if (world->size() == 1) return;
   EXPECT_THAT(world->sharing(), HasSubstr("messages within a node: "));
   EXPECT_THAT(world->sharing(), HasSubstr(" bytes free"));
-  EXPECT_NE(world->share(64), nullptr);  // less still fits
+  EXPECT_NE(world->share(64), nullptr) << world->sharing();  // less still fits
 }
 
 /// While it lives, this process can open no file.
@@ -166,7 +166,7 @@ TEST(SharedWindowTest, WhereOneRankFailsToMakeOrMapItMessagesHaveToDoOnAllRanks)
     }
     EXPECT_THAT(world->sharing(), HasSubstr(fails == 0 ? "can't be made" : "can't be mapped"));
     EXPECT_THAT(world->sharing(), HasSubstr("Too many open files"));
-    EXPECT_NE(world->share(64), nullptr) << fails;
+    EXPECT_NE(world->share(64), nullptr) << fails << world->sharing();
   }
 }
 
