@@ -5,7 +5,7 @@
 namespace gatefold {
 
 /// The most experts a layer may have, and the most of them that a token may go to.
-inline constexpr std::int64_t kMaxExperts = 1024;
+inline constexpr std::int64_t kMaxExperts = 2048;
 inline constexpr std::int64_t kMaxTopK = 32;
 
 /// What the weights of a token's experts are made of.

@@ -105,7 +105,7 @@ TEST_F(OddMoe, NumbersOfExpertsThatCantBeAreRefusedByName) {
        {Case{"num_experts_per_tok=5", "num_experts_per_tok 5 is more than n_routed_experts 4"},
         Case{"num_experts_per_tok=0", "num_experts_per_tok is 0 (must be positive)"},
         Case{"num_experts_per_tok=33", "num_experts_per_tok is 33 (absurd: more than 32)"},
-        Case{"n_routed_experts=1025", "n_routed_experts is 1025 (absurd: more than 1024)"},
+        Case{"n_routed_experts=2049", "n_routed_experts is 2049 (absurd: more than 2048)"},
         Case{"n_routed_experts=0", "n_routed_experts is 0 (must be positive)"},
         Case{"n_group=3", "n_group 3 does not divide n_routed_experts 4"},
         Case{"topk_group=2", "topk_group 2 is more than n_group 1"},

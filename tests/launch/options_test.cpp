@@ -145,8 +145,8 @@ TEST(Options, EveryNumberGoesFromItsLeastToItsMost) {
       {{"make-model", "--from-dense", "d", "--copy", "--output", "o", "--experts"},
        "0",
        "1",
-       "1024",
-       "1025"},
+       "2048",
+       "2049"},
   };
   for (const Bounds& row : table) {
     expect_refused({with(row.line, row.below), "the least is "});

@@ -88,6 +88,7 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
       {"switch-base-64", 768, 64, 1, 3072, 0, 24, 12, 302039040, 12 * 129 + 12 * 2},
       {"switch-base-128", 768, 128, 1, 3072, 0, 24, 12, 604078080, 12 * 257 + 12 * 2},
       {"switch-base-256", 768, 256, 1, 3072, 0, 24, 12, 1208156160, 12 * 513 + 12 * 2},
+      {"switch-c-2048", 2080, 2048, 1, 6144, 0, 30, 30, 52349173760, 30 * 4097},
   };
   std::size_t files = 0;
   for (const auto& file : fs::directory_iterator(fs::path(GATEFOLD_SOURCE_DIR) / "configs")) {
@@ -125,7 +126,7 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
 }
 
 // Where feed-forward layers dominate a model, they are nearly all of what it is said to have. Not
-// here: Kimi-K2, whose trillion is a rounded number, and Switch, which publishes none.
+// here: Kimi-K2, whose trillion is a rounded number, and small Switches, which publish none.
 TEST_F(MoeConfigTest, FeedForwardLayersMakeUpMostOfThePublishedTotal) {
   const std::vector<std::pair<const char*, double>> published_billions = {
       {"mixtral-8x7b", 46.7},         {"mixtral-8x22b", 140.6},
@@ -138,7 +139,7 @@ TEST_F(MoeConfigTest, FeedForwardLayersMakeUpMostOfThePublishedTotal) {
       {"deepseek-v3", 671},           {"glm-4.5", 355},
       {"glm-4.5-air", 106},           {"gpt-oss-20b", 20.9},
       {"gpt-oss-120b", 116.8},        {"llama-4-scout", 109},
-      {"llama-4-maverick", 400}};
+      {"switch-c-2048", 1571},        {"llama-4-maverick", 400}};
   for (const auto& [name, billions] : published_billions) {
     const ModelConfig config = published(name);
     double parameters = 0;
@@ -328,7 +329,7 @@ TEST_F(MoeConfigTest, RulesThatCantBeAreRefused) {
       {"num_experts_per_tok", "2", "num_experts_per_tok is \"2\" (not an integer)"},
       {"n_routed_experts", gone, "no n_routed_experts"},
       {"n_routed_experts", 0, "n_routed_experts is 0"},
-      {"n_routed_experts", 1025, "n_routed_experts is 1025 (absurd: more than 1024)"},
+      {"n_routed_experts", 2049, "n_routed_experts is 2049 (absurd: more than 2048)"},
       {"n_routed_experts", 18, "n_group 4 does not divide n_routed_experts 18"},
       {"n_group", 3, "n_group 3 does not divide n_routed_experts 16"},
       {"n_group", 0, "n_group is 0"},
@@ -384,8 +385,8 @@ TEST_F(MoeConfigTest, FieldsThatDontFitTogetherAreBlamedOnWhatWasSet) {
   Json huge = qwen3_moe();
   huge["moe_intermediate_size"] = std::int64_t{1} << 31;
   huge["hidden_size"] = std::int64_t{1} << 24;
-  huge["num_experts"] = 1024;
-  expect_error(ExitCode::kData, "num_experts 1024 of moe_intermediate_size 2147483648", huge);
+  huge["num_experts"] = 2048;
+  expect_error(ExitCode::kData, "num_experts 2048 of moe_intermediate_size 2147483648", huge);
 }
 
 TEST_F(MoeConfigTest, GroupsCountOnlyForAMethodThatLooksAtThem) {

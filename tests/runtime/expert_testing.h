@@ -136,7 +136,8 @@ inline std::vector<RouteRule> testing_rules() {
   const Score scores[] = {Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid,
                           Score::kSigmoidOfChosen};
   for (const Score score : scores) {
-    for (const std::int64_t experts : {1, 4, 5, 60, 64, 1024}) {
+    for (const std::int64_t experts : {std::int64_t{1}, std::int64_t{4}, std::int64_t{5},
+                                       std::int64_t{60}, std::int64_t{64}, kMaxExperts}) {
       for (const std::int64_t k : {std::int64_t{1}, std::int64_t{2}, std::int64_t{8}, experts}) {
         if (k > experts || k > kMaxTopK) continue;
         rules.push_back({.experts = experts, .top_k = k, .score = score});
@@ -147,7 +148,7 @@ inline std::vector<RouteRule> testing_rules() {
       rules.push_back({60, 8, score, 60, 9, judge, true, 0.0F, 1.0F});
       rules.push_back({12, 4, score, 3, 1, judge, false, 0.0F, 0.5F});
     }
-    rules.push_back({1024, 32, score, 4, 3, GroupScore::kTwoBest, true, 1e-20F, 1.0F});
+    rules.push_back({kMaxExperts, 32, score, 4, 3, GroupScore::kTwoBest, true, 1e-20F, 1.0F});
   }
   return rules;
 }

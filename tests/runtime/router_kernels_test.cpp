@@ -115,7 +115,7 @@ TEST(RouterKernels, RefuseRulesThatCannotBe) {
     return ExitCode::kOk;
   };
   EXPECT_EQ(code([](RouteRule& r) { r.experts = 0; }), ExitCode::kData);
-  EXPECT_EQ(code([](RouteRule& r) { r.experts = 1032; }), ExitCode::kData);
+  EXPECT_EQ(code([](RouteRule& r) { r.experts = kMaxExperts + 8; }), ExitCode::kData);
   EXPECT_EQ(code([](RouteRule& r) { r.top_k = 0; }), ExitCode::kData);
   EXPECT_EQ(code([](RouteRule& r) { r.top_k = 33; }), ExitCode::kData);
   EXPECT_EQ(code([](RouteRule& r) { r.experts = r.groups = 7; }), ExitCode::kData);
