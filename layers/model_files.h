@@ -15,8 +15,9 @@ struct ModelFiles {
   std::uint64_t header_hash = 0;  // Checkpoint's
 };
 
-/// Opens the safetensors files in `directory`, whose config.json `config` is. Throws as Checkpoint
-/// does, and Error 65 where the config names a quant_method whose tensors can't be read.
+/// Opens the safetensors files in `directory`, whose config.json `config` is; quantised weights are
+/// read as plain ones. Throws as Checkpoint does, and Error 65 where the config names a
+/// quant_method whose tensors can't be read, or another one than the files have.
 ModelFiles open_model_files(const std::string& directory, const ModelConfig& config);
 
 }  // namespace gatefold

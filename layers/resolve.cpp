@@ -193,10 +193,7 @@ void refuse_dense(const ModelConfig& config, std::int64_t layer, std::string_vie
   for (const Spelling& spelling : spellings(config)) {
     refuse_dense(config, layer, spelling.prefix, source);
     const MoeSpec spec = moe_under_prefix(config, layer, spelling.prefix, *spelling.names);
-    const std::string& experts = spec.experts.front().up.name;
-    refuse_tensor(experts + "_blocks", "weights in MXFP4, which can't be loaded",
-                  "convert the model to BF16", source);
-    looked_for.push_back(experts);
+    looked_for.push_back(spec.experts.front().up.name);
   }
   throw Error(
       ExitCode::kData,

@@ -157,10 +157,6 @@ std::string single_name(const fs::path& directory) {
   return found.front();
 }
 
-constexpr bool within(Range range, std::int64_t size) {
-  return range.begin >= 0 && range.begin <= range.end && range.end <= size;
-}
-
 }  // namespace
 
 Checkpoint::Checkpoint(const std::string& directory) : directory_(directory) {
@@ -246,30 +242,41 @@ const SafetensorsFile& Checkpoint::file_of(const std::string& name) const {
   return files_[found->second];
 }
 
-std::optional<TensorInfo> Checkpoint::find(const std::string& name) const {
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : tensor_file_) names.push_back(name);
+  return names;
+}
+
+const SafetensorsEntry* Checkpoint::stored(const std::string& name) const {
   if (const auto hidden = unlisted_.find(name); hidden != unlisted_.end()) {
     fail_index((fs::path(directory_) / kIndexName).string(),
                fmt::format("does not list tensor {} (it is in {}: index and files disagree)",
                            quoted_name(name), files_[hidden->second].path()));
   }
-  if (!tensor_file_.contains(name)) return std::nullopt;
-  const SafetensorsFile& file = file_of(name);
-  const SafetensorsEntry& entry = file.header().tensors.find(name)->second;
-  const auto dtype = dtype_from_safetensors(entry.dtype);
+  const auto found = tensor_file_.find(name);
+  if (found == tensor_file_.end()) return nullptr;
+  return &files_[found->second].header().tensors.find(name)->second;
+}
+
+std::optional<TensorInfo> Checkpoint::find(const std::string& name) const {
+  const SafetensorsEntry* entry = stored(name);
+  if (entry == nullptr) return std::nullopt;
+  const auto dtype = dtype_from_safetensors(entry->dtype);
   if (!dtype) {
-    fail(ExitCode::kData, file.path(),
+    fail(ExitCode::kData, file_of(name).path(),
          fmt::format("tensor {} is stored as {} (only F32, BF16 and F16 can be loaded)",
-                     quoted_name(name), entry.dtype),
+                     quoted_name(name), entry->dtype),
          "convert the model to one of them");
   }
-  return TensorInfo{.dtype = *dtype, .shape = entry.shape};
+  return TensorInfo{.dtype = *dtype, .shape = entry->shape};
 }
 
 void Checkpoint::read(const std::string& name, Range rows, Range cols, std::byte* out) const {
   const auto info = find(name);
   const SafetensorsFile& file = file_of(name);
   const Extent extent = extent_of(info->shape);
-  if (!within(rows, extent.rows) || !within(cols, extent.columns)) {
+  if (!rows.within(extent.rows) || !cols.within(extent.columns)) {
     fail(
         ExitCode::kData, file.path(),
         fmt::format("rows [{}, {}) and columns [{}, {}) of tensor {} (it is [{}, {}])", rows.begin,
@@ -278,13 +285,19 @@ void Checkpoint::read(const std::string& name, Range rows, Range cols, std::byte
   }
 
   const std::int64_t element = size_of(info->dtype);
+  read_bytes(name, extent.columns * element, rows, {cols.begin * element, cols.end * element}, out);
+}
+
+void Checkpoint::read_bytes(const std::string& name, std::int64_t row_bytes, Range rows, Range cols,
+                            std::byte* out) const {
+  const SafetensorsFile& file = file_of(name);
   // Whole rows lie behind one another: one segment. Else each row is one.
-  const bool whole = cols.size() == extent.columns;
+  const bool whole = cols.size() == row_bytes;
   const std::int64_t segments = whole ? 1 : rows.size();
-  const std::int64_t bytes = cols.size() * element * (whole ? rows.size() : 1);
+  const std::int64_t bytes = cols.size() * (whole ? rows.size() : 1);
   for (std::int64_t i = 0; i < segments; ++i) {
-    const std::int64_t first = (rows.begin + i) * extent.columns + cols.begin;
-    file.read(name, static_cast<std::uint64_t>(first * element),
+    const std::int64_t first = (rows.begin + i) * row_bytes + cols.begin;
+    file.read(name, static_cast<std::uint64_t>(first),
               {out + i * bytes, static_cast<std::size_t>(bytes)});
   }
 }

@@ -30,6 +30,17 @@ class Checkpoint : public TensorSource {
   void read(const std::string& name, Range rows, Range cols, std::byte* out) const override;
   std::string description() const override;
 
+  /// All tensors' names, sorted.
+  std::vector<std::string> names() const;
+  /// As a file holds it, of whatever type; null where there is none. Throws Error 65 for a tensor
+  /// that the index doesn't list.
+  const SafetensorsEntry* stored(const std::string& name) const;
+  /// Reads bytes `cols` of rows of a tensor of any type, seen as [its bytes / row_bytes,
+  /// row_bytes], dense into `out` [rows.size(), cols.size()]. Throws Error 65 or 66 where there is
+  /// no such tensor or not as many bytes.
+  void read_bytes(const std::string& name, std::int64_t row_bytes, Range rows, Range cols,
+                  std::byte* out) const;
+
   /// Over all files' header hashes, in name order: equal on ranks that see the same headers.
   std::uint64_t header_hash() const;
 

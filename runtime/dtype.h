@@ -8,7 +8,7 @@
 
 namespace gatefold {
 
-/// The three element types that layers compute in. Files may hold others; nothing loads them.
+/// The three element types that layers compute in. Files may hold others: see block_codecs.h.
 enum class DType { kF32, kBf16, kF16 };
 
 constexpr std::int64_t size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }

@@ -12,6 +12,9 @@ struct Range {
   constexpr std::int64_t size() const { return end - begin; }
   constexpr bool empty() const { return end <= begin; }
   constexpr bool contains(std::int64_t i) const { return i >= begin && i < end; }
+  constexpr bool within(std::int64_t size) const {
+    return begin >= 0 && begin <= end && end <= size;
+  }
   friend constexpr bool operator==(const Range&, const Range&) = default;
 };
 

@@ -1,11 +1,11 @@
 // A dense layer of a checkpoint and a mixture of experts inside someone else's MPI program.
 #include <gatefold/layers/mlp.h>
 #include <gatefold/layers/model_config.h>
+#include <gatefold/layers/model_files.h>
 #include <gatefold/layers/moe.h>
 #include <gatefold/layers/seeded_source.h>
 #include <gatefold/parallel/grid.h>
 #include <gatefold/parallel/mpi_interop.h>
-#include <gatefold/runtime/checkpoint.h>
 #include <gatefold/runtime/error.h>
 #include <mpi.h>
 
@@ -25,15 +25,15 @@ static std::vector<std::uint16_t> ones(std::int64_t values) {
 
 // Bits of the output that this group of ranks computes for `tokens` rows of ones.
 static unsigned long long run_layer(const char* directory, MPI_Comm comm, std::int64_t tokens) {
-  const gatefold::Checkpoint checkpoint(directory);
   const auto config = gatefold::read_model_config(std::string(directory) + "/config.json");
-  const auto spec = gatefold::resolve_layer(config, 0, checkpoint);
+  const auto files = gatefold::open_model_files(directory, config);
+  const auto spec = gatefold::resolve_layer(config, 0, *files.source);
 
   const auto device = gatefold::make_cpu_device();
   const auto tp = gatefold::make_mpi_communicator(comm);  // duplicates comm
   gatefold::MlpOptions options;
   options.linear.dtype = gatefold::DType::kBf16;
-  gatefold::Mlp mlp(spec, checkpoint, {device.get(), tp.get()}, options);
+  gatefold::Mlp mlp(spec, *files.source, {device.get(), tp.get()}, options);
 
   const std::vector<std::uint16_t> x = ones(tokens * spec.hidden_size);
   std::vector<std::uint16_t> y(x.size());

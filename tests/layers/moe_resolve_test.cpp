@@ -284,17 +284,6 @@ TEST(ResolveMoe, AConfigAndWeightsOfTwoMindsAboutALayerAreRefused) {
   }
 }
 
-TEST(ResolveMoe, WeightsInMxfp4AreRefusedAsSuch) {
-  const ModelConfig config = config_of("gpt_oss");
-  ShapeSource source = source_of(config.moe_spec(0));
-  for (const char* name : {"gate_up_proj", "down_proj"}) {
-    source.shapes.erase(fmt::format("model.layers.0.mlp.experts.{}", name));
-    source.shapes[fmt::format("model.layers.0.mlp.experts.{}_blocks", name)] = {4, 16, 1, 16};
-  }
-  expect_unresolved(config, source, "gate_up_proj_blocks");
-  expect_unresolved(config, source, "MXFP4");
-}
-
 TEST(ResolveMoe, AskingForALayerOfTheOtherKindIsAUsageError) {
   ModelConfig config = config_of("qwen3_moe");
   config.moe->layers = {false, true};

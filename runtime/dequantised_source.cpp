@@ -1,0 +1,279 @@
+#include "runtime/dequantised_source.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "runtime/block_codecs.h"
+#include "runtime/error.h"
+#include "runtime/quoted_name.h"
+
+namespace gatefold {
+namespace {
+
+constexpr std::string_view kF8Type = "F8_E4M3";
+constexpr std::string_view kF8Scales = "_scale_inv";
+constexpr std::string_view kMxType = "U8";
+constexpr std::string_view kMxBlocks = "_blocks";
+constexpr std::string_view kMxScales = "_scales";
+
+/// Codes in memory at a time: what the second level of any cache holds beside their values.
+constexpr std::int64_t kStagedBytes = std::int64_t{1} << 18;
+/// Rows that are transposed at a time: a cache line of bf16 on the other side.
+constexpr std::int64_t kTile = 32;
+
+constexpr std::string_view kIncomplete = "download the model again";
+constexpr std::string_view kMismatch = "check that config.json and the files belong together";
+
+std::string without(std::string_view suffix, const std::string& name) {
+  return name.ends_with(suffix) ? name.substr(0, name.size() - suffix.size()) : std::string();
+}
+
+std::string shown(const std::vector<std::int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ","));
+}
+
+std::string joined(std::string_view name, std::string_view suffix) {
+  return std::string(name) + std::string(suffix);
+}
+
+/// out [columns, stride] = in [rows, columns] turned; out's first row is in's first column.
+void transpose(const std::uint16_t* in, std::int64_t row_step, std::int64_t rows,
+               std::int64_t columns, std::uint16_t* out, std::int64_t stride) {
+  for (std::int64_t c = 0; c < columns; ++c) {
+    for (std::int64_t r = 0; r < rows; ++r) out[c * stride + r] = in[r * row_step + c];
+  }
+}
+
+}  // namespace
+
+struct DequantisedSource::Blocks {
+  TensorInfo info;
+  std::string codes;         // the tensor
+  std::string scales;        // the tensor
+  std::int64_t rows = 0;     // of one stored matrix
+  std::int64_t columns = 0;  // of one stored matrix, in elements
+};
+
+DequantisedSource::DequantisedSource(std::unique_ptr<Checkpoint> checkpoint, BlockSize f8_block)
+    : checkpoint_(std::move(checkpoint)), f8_block_(f8_block) {
+  for (const std::string& name : checkpoint_->names()) {
+    const std::string& type = checkpoint_->stored(name)->dtype;
+    if (type == kF8Type) formats_.emplace(name, BlockFormat::kF8E4M3);
+    if (name.ends_with(kF8Scales)) {
+      formats_.emplace(without(kF8Scales, name), BlockFormat::kF8E4M3);
+    }
+    if (type != kMxType) continue;
+    for (const std::string_view suffix : {kMxBlocks, kMxScales}) {
+      if (name.ends_with(suffix)) formats_.emplace(without(suffix, name), BlockFormat::kMxfp4);
+    }
+  }
+}
+
+void DequantisedSource::fail(const std::string& problem, std::string_view remedy) const {
+  throw Error(ExitCode::kData,
+              fmt::format("{}: {}; {}", checkpoint_->description(), problem, remedy));
+}
+
+DequantisedSource::Blocks DequantisedSource::f8_blocks(const std::string& name) const {
+  const std::string scales_name = joined(name, kF8Scales);
+  const SafetensorsEntry* weight = checkpoint_->stored(name);
+  const SafetensorsEntry* scales = checkpoint_->stored(scales_name);
+  if (weight == nullptr) {
+    fail(fmt::format("no tensor {} (there are scales of it: {})", quoted_name(name),
+                     quoted_name(scales_name)),
+         kIncomplete);
+  }
+  if (weight->dtype != kF8Type) {
+    fail(fmt::format("tensor {} is stored as {} and has scales, {} (they are {}'s)",
+                     quoted_name(name), weight->dtype, quoted_name(scales_name), kF8Type),
+         kMismatch);
+  }
+  if (scales == nullptr) {
+    fail(fmt::format("no tensor {} (tensor {} is stored as {}, which means nothing without its "
+                     "scales in blocks)",
+                     quoted_name(scales_name), quoted_name(name), kF8Type),
+         kIncomplete);
+  }
+  if (!dtype_from_safetensors(scales->dtype)) {
+    fail(fmt::format("tensor {} is stored as {} (scales of {} are F32, BF16 or F16)",
+                     quoted_name(scales_name), scales->dtype, kF8Type),
+         kMismatch);
+  }
+  const std::size_t dimensions = weight->shape.size();
+  std::vector<std::int64_t> expected = weight->shape;
+  if (dimensions >= 2) {
+    std::int64_t& out = expected[dimensions - 2];
+    std::int64_t& in = expected[dimensions - 1];
+    out = ceil_div(out, f8_block_.rows);
+    in = ceil_div(in, f8_block_.columns);
+  }
+  if (dimensions < 2 || scales->shape != expected) {
+    fail(fmt::format("tensor {} has shape {} (for {} of shape {} in blocks of {} x {}: {})",
+                     quoted_name(scales_name), quoted_name(shown(scales->shape)), quoted_name(name),
+                     quoted_name(shown(weight->shape)), f8_block_.rows, f8_block_.columns,
+                     dimensions < 2 ? "only matrices have blocks" : shown(expected)),
+         "correct weight_block_size in config.json, or the weights");
+  }
+  return {{DType::kF32, weight->shape},
+          name,
+          scales_name,
+          weight->shape[dimensions - 2],
+          weight->shape[dimensions - 1]};
+}
+
+DequantisedSource::Blocks DequantisedSource::mxfp4_blocks(const std::string& name) const {
+  const std::string names[] = {joined(name, kMxBlocks), joined(name, kMxScales)};
+  for (int i = 0; i < 2; ++i) {
+    const SafetensorsEntry* stored = checkpoint_->stored(names[i]);
+    if (stored == nullptr) {
+      fail(fmt::format("no tensor {} (weights in MXFP4 need it beside {})", quoted_name(names[i]),
+                       quoted_name(names[1 - i])),
+           kIncomplete);
+    }
+    if (stored->dtype != kMxType) {
+      fail(fmt::format("tensor {} is stored as {} (weights in MXFP4 have it as {})",
+                       quoted_name(names[i]), stored->dtype, kMxType),
+           kMismatch);
+    }
+  }
+  if (checkpoint_->stored(name) != nullptr) {
+    fail(fmt::format("both {} and {} (two spellings of one tensor: which one counts isn't said)",
+                     quoted_name(name), quoted_name(names[0])),
+         "take one away");
+  }
+  const std::vector<std::int64_t>& blocks = checkpoint_->stored(names[0])->shape;
+  const std::vector<std::int64_t>& scales = checkpoint_->stored(names[1])->shape;
+  // Elements and their bytes can be counted where the header's reader could count the codes: but
+  // for shapes that nobody has, with a zero in them.
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 58;
+  std::int64_t bytes = 1;
+  for (const std::int64_t size : blocks) bytes *= std::max<std::int64_t>(1, size);
+  if (blocks.size() < 3 || blocks.back() != kMxGroupBytes || bytes > kMostBytes ||
+      !std::equal(blocks.begin(), blocks.end() - 1, scales.begin(), scales.end())) {
+    fail(fmt::format("tensor {} has shape {} with {} of shape {} (in MXFP4 they are [..., out, "
+                     "in / 32, 16] and [..., out, in / 32])",
+                     quoted_name(names[0]), quoted_name(shown(blocks)), quoted_name(names[1]),
+                     quoted_name(shown(scales))),
+         kMismatch);
+  }
+  TensorInfo info{DType::kBf16, {blocks.begin(), blocks.end() - 3}};
+  const std::int64_t rows = blocks[blocks.size() - 3];
+  const std::int64_t columns = scales.back() * kMxGroup;
+  info.shape.insert(info.shape.end(), {columns, rows});
+  return {std::move(info), names[0], names[1], rows, columns};
+}
+
+DequantisedSource::Blocks DequantisedSource::blocks_of(const std::string& name,
+                                                       BlockFormat format) const {
+  return format == BlockFormat::kF8E4M3 ? f8_blocks(name) : mxfp4_blocks(name);
+}
+
+std::optional<TensorInfo> DequantisedSource::find(const std::string& name) const {
+  const auto format = formats_.find(name);
+  if (format == formats_.end()) return checkpoint_->find(name);
+  return blocks_of(name, format->second).info;
+}
+
+void DequantisedSource::read(const std::string& name, Range rows, Range cols,
+                             std::byte* out) const {
+  const auto format = formats_.find(name);
+  if (format == formats_.end()) return checkpoint_->read(name, rows, cols, out);
+  const Blocks blocks = blocks_of(name, format->second);
+  const Extent extent = extent_of(blocks.info.shape);
+  if (!rows.within(extent.rows) || !cols.within(extent.columns)) {
+    fail(
+        fmt::format("rows [{}, {}) and columns [{}, {}) of tensor {} (it is [{}, {}])", rows.begin,
+                    rows.end, cols.begin, cols.end, quoted_name(name), extent.rows, extent.columns),
+        kMismatch);
+  }
+  if (rows.empty() || cols.empty()) return;
+  if (format->second == BlockFormat::kF8E4M3) {
+    read_f8(blocks, rows, cols, reinterpret_cast<float*>(out));
+  } else {
+    read_mxfp4(blocks, rows, cols, reinterpret_cast<std::uint16_t*>(out));
+  }
+}
+
+void DequantisedSource::read_f8(const Blocks& blocks, Range rows, Range cols, float* out) const {
+  const std::int64_t step = std::clamp<std::int64_t>(kStagedBytes / cols.size(), 1, rows.size());
+  const std::int64_t scale_rows = ceil_div(blocks.rows, f8_block_.rows);  // of one matrix
+  const auto scale_row = [&](std::int64_t row) {
+    return row / blocks.rows * scale_rows + row % blocks.rows / f8_block_.rows;
+  };
+  const Range scale_cols{cols.begin / f8_block_.columns, ceil_div(cols.end, f8_block_.columns)};
+  std::vector<std::byte> codes(static_cast<std::size_t>(step * cols.size()));
+  std::vector<float> scales;
+  for (std::int64_t row = rows.begin; row < rows.end; row += step) {
+    const Range part{row, std::min(row + step, rows.end)};
+    const Range part_scales{scale_row(part.begin), scale_row(part.end - 1) + 1};
+    checkpoint_->read_bytes(blocks.codes, blocks.columns, part, cols, codes.data());
+    scales.resize(static_cast<std::size_t>(part_scales.size() * scale_cols.size()));
+    read_as_float(*checkpoint_, blocks.scales, part_scales, scale_cols, scales.data());
+    for (std::int64_t r = part.begin; r < part.end; ++r) {
+      decode_f8_e4m3(codes.data() + (r - part.begin) * cols.size(), cols, f8_block_.columns,
+                     scales.data() + (scale_row(r) - part_scales.begin) * scale_cols.size(), out);
+      out += cols.size();
+    }
+  }
+}
+
+/// Rows of the plain tensor are columns of the stored one, and the other way round.
+void DequantisedSource::read_mxfp4(const Blocks& blocks, Range rows, Range cols,
+                                   std::uint16_t* out) const {
+  const std::int64_t row_groups = blocks.columns / kMxGroup;
+  std::vector<std::byte> codes;
+  std::vector<std::byte> scales;
+  std::vector<std::uint16_t> tile;
+  for (std::int64_t at = rows.begin; at < rows.end;) {  // matrix by matrix
+    const std::int64_t matrix = at / blocks.columns;
+    const std::int64_t first = matrix * blocks.columns;
+    const Range across{at - first, std::min(rows.end - first, blocks.columns)};
+    const Range groups{across.begin / kMxGroup, ceil_div(across.end, kMxGroup)};
+    const Range bytes{groups.begin * kMxGroupBytes, groups.end * kMxGroupBytes};
+    const std::int64_t width = groups.size() * kMxGroup;
+    const std::int64_t step = std::max(kTile, kStagedBytes / bytes.size() / kTile * kTile);
+    tile.resize(static_cast<std::size_t>(kTile * width));
+    for (std::int64_t col = cols.begin; col < cols.end; col += step) {
+      const std::int64_t count = std::min(step, cols.end - col);
+      const std::int64_t stored = matrix * blocks.rows + col;
+      codes.resize(static_cast<std::size_t>(count * bytes.size()));
+      scales.resize(static_cast<std::size_t>(count * groups.size()));
+      checkpoint_->read_bytes(blocks.codes, row_groups * kMxGroupBytes, {stored, stored + count},
+                              bytes, codes.data());
+      checkpoint_->read_bytes(blocks.scales, row_groups, {stored, stored + count}, groups,
+                              scales.data());
+      for (std::int64_t r = 0; r < count; r += kTile) {
+        const std::int64_t n = std::min(kTile, count - r);
+        // The rows of a tile lie behind one another, whole groups each: one run of groups.
+        decode_mxfp4(codes.data() + r * bytes.size(), scales.data() + r * groups.size(),
+                     n * groups.size(), tile.data());
+        transpose(tile.data() + across.begin % kMxGroup, width, n, across.size(),
+                  out + (col - cols.begin) + r, cols.size());
+      }
+    }
+    out += across.size() * cols.size();
+    at = first + across.end;
+  }
+}
+
+std::int64_t DequantisedSource::count(BlockFormat format) const {
+  return std::ranges::count(formats_, format, [](const auto& weight) { return weight.second; });
+}
+
+std::string DequantisedSource::description() const {
+  std::string text = checkpoint_->description();
+  if (const std::int64_t weights = count(BlockFormat::kF8E4M3); weights > 0) {
+    text += fmt::format(", {} as {} in blocks of {} x {}", counted(weights, "weight"), kF8Type,
+                        f8_block_.rows, f8_block_.columns);
+  }
+  if (const std::int64_t weights = count(BlockFormat::kMxfp4); weights > 0) {
+    text += fmt::format(", {} as MXFP4", counted(weights, "weight"));
+  }
+  return text;
+}
+
+}  // namespace gatefold

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/checkpoint.h"
+#include "runtime/tensor_source.h"
+
+namespace gatefold {
+
+/// How files hold weights of which a block shares a scale.
+enum class BlockFormat {
+  /// X as F8_E4M3 [..., out, in] and X_scale_inv [..., ceil(out / rows), ceil(in / columns)], a
+  /// factor in spite of its name (DeepSeek-V3): f32 of the same shape.
+  kF8E4M3,
+  /// X_blocks as U8 [..., out, in / 32, 16] and X_scales as U8 [..., out, in / 32] (GPT-OSS): bf16
+  /// [..., in, out], transposed as its family has plain weights.
+  kMxfp4,
+};
+
+/// Rows and columns of F8_E4M3 weights that share a scale.
+struct BlockSize {
+  std::int64_t rows = 128;
+  std::int64_t columns = 128;
+};
+
+/// A checkpoint whose quantised weights are read as plain ones, under their plain names: code times
+/// scale, each product rounded once. Codes and scales are read for just the rectangle asked for,
+/// whole groups of MXFP4 at its edges, a few hundred kB at a time. What has no scales is as in the
+/// checkpoint.
+class DequantisedSource final : public TensorSource {
+ public:
+  DequantisedSource(std::unique_ptr<Checkpoint> checkpoint, BlockSize f8_block);
+
+  /// Throws Error 65 also for a weight without scales, scales without a weight, and shapes and
+  /// types that don't fit each other.
+  std::optional<TensorInfo> find(const std::string& name) const override;
+  /// `out` must be aligned to the element.
+  void read(const std::string& name, Range rows, Range cols, std::byte* out) const override;
+  std::string description() const override;
+
+  /// How many weights the checkpoint has in this format.
+  std::int64_t count(BlockFormat format) const;
+
+ private:
+  struct Blocks;  // one weight's codes and scales
+  Blocks blocks_of(const std::string& name, BlockFormat format) const;
+  Blocks f8_blocks(const std::string& name) const;
+  Blocks mxfp4_blocks(const std::string& name) const;
+  void read_f8(const Blocks& blocks, Range rows, Range cols, float* out) const;
+  void read_mxfp4(const Blocks& blocks, Range rows, Range cols, std::uint16_t* out) const;
+  [[noreturn]] void fail(const std::string& problem, std::string_view remedy) const;
+
+  std::unique_ptr<Checkpoint> checkpoint_;
+  BlockSize f8_block_;
+  std::map<std::string, BlockFormat, std::less<>> formats_;  // by plain name
+};
+
+}  // namespace gatefold

@@ -1,0 +1,234 @@
+// Models whose files hold FP8 or MXFP4 beside the same models in bf16.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "layers/model_config.h"
+#include "layers/model_files.h"
+#include "runtime/block_codecs.h"
+#include "runtime/dtype.h"
+#include "tests/launch/program_testing.h"
+
+namespace gatefold {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+/// A tensor with its bytes.
+struct Stored {
+  SafetensorsWriter::Tensor tensor;
+  std::vector<std::byte> bytes;
+};
+
+Stored in_bf16(const std::string& name, const std::vector<std::int64_t>& shape,
+               const std::vector<float>& values) {
+  std::vector<std::byte> bytes(values.size() * 2);
+  convert(DType::kF32, reinterpret_cast<const std::byte*>(values.data()), DType::kBf16,
+          bytes.data(), static_cast<std::int64_t>(values.size()));
+  return {{name, "BF16", shape}, bytes};
+}
+
+/// One model written twice: its weights as they were quantised, and as what they stand for.
+class Quantised : public Program {
+ protected:
+  void add_plain(const std::string& name, const std::vector<std::int64_t>& shape) {
+    std::int64_t n = 1;
+    for (const std::int64_t size : shape) n *= size;
+    std::vector<float> values(static_cast<std::size_t>(n));
+    for (float& value : values) value = std::ldexp(static_cast<float>(engine_() % 255) - 127, -8);
+    for (auto* model : {&quantised_, &plain_}) model->push_back(in_bf16(name, shape, values));
+  }
+
+  /// Codes at random but for NaN, one scale for 128 x 128: powers of two, so that bf16 is exact.
+  void add_f8(const std::string& name, std::int64_t rows, std::int64_t columns) {
+    Stored codes{{name, "F8_E4M3", {rows, columns}}, {}};
+    const std::int64_t across = (columns + 127) / 128;
+    std::vector<float> scales;
+    for (std::int64_t i = 0; i < (rows + 127) / 128 * across; ++i) {
+      scales.push_back(std::ldexp(1.0F, -9 - static_cast<int>(engine_() % 4)));
+    }
+    std::vector<float> values;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const auto code = static_cast<std::uint8_t>(engine_() % 127 + (engine_() % 2) * 128);
+        codes.bytes.push_back(static_cast<std::byte>(code));
+        values.push_back(f8_e4m3_to_float(code) *
+                         scales[static_cast<std::size_t>(r / 128 * across + c / 128)]);
+      }
+    }
+    plain_.push_back(in_bf16(name, {rows, columns}, values));
+    quantised_.push_back(std::move(codes));
+    const auto bytes = std::as_bytes(std::span(scales));
+    quantised_.push_back(
+        {{name + "_scale_inv", "F32", {(rows + 127) / 128, across}}, {bytes.begin(), bytes.end()}});
+  }
+
+  /// Experts [rows, columns] in MXFP4, and turned [columns, rows] as bf16.
+  void add_mxfp4(const std::string& name, std::int64_t experts, std::int64_t rows,
+                 std::int64_t columns) {
+    Stored codes{{name + "_blocks", "U8", {experts, rows, columns / 32, 16}}, {}};
+    Stored scales{{name + "_scales", "U8", {experts, rows, columns / 32}}, {}};
+    std::vector<float> values(static_cast<std::size_t>(experts * rows * columns));
+    for (std::int64_t i = 0; i < experts * rows * columns; i += 2) {
+      if (i % 32 == 0) scales.bytes.push_back(static_cast<std::byte>(122 + engine_() % 4));
+      const float scale = f8_e8m0_to_float(static_cast<std::uint8_t>(scales.bytes.back()));
+      const auto byte = static_cast<unsigned>(engine_() % 256);
+      codes.bytes.push_back(static_cast<std::byte>(byte));
+      for (std::int64_t half = 0; half < 2; ++half) {
+        const std::int64_t at = i + half;
+        const std::int64_t row = at / columns % rows;
+        const std::int64_t turned = (at / columns / rows * columns + at % columns) * rows + row;
+        values[static_cast<std::size_t>(turned)] =
+            f4_e2m1_to_float(half == 0 ? byte & 15U : byte >> 4) * scale;
+      }
+    }
+    plain_.push_back(in_bf16(name, {experts, columns, rows}, values));
+    quantised_.push_back(std::move(codes));
+    quantised_.push_back(std::move(scales));
+  }
+
+  void write(const std::string& folder, const Json& config, const std::vector<Stored>& model) {
+    fs::create_directories(path(folder));
+    std::ofstream(path(folder + "/config.json")) << config;
+    std::vector<SafetensorsWriter::Tensor> header;
+    for (const Stored& one : model) header.push_back(one.tensor);
+    SafetensorsWriter writer(path(folder + "/model.safetensors"), header);
+    for (const Stored& one : model) writer.append(one.bytes);
+    writer.finish();
+  }
+  void write_both(Json config, const Json& quantization) {
+    write("plain", config, plain_);
+    config["quantization_config"] = quantization;
+    write("quantised", config, quantised_);
+  }
+
+  /// A dense layer of odd width and a mixture, whose cuts lie off the scales' grid.
+  void write_f8_model(const Json& quantization = {{"quant_method", "fp8"},
+                                                  {"weight_block_size", {128, 128}}}) {
+    const std::int64_t hidden = 200, wide = 301, inner = 144;
+    const auto add_mlp = [&](const std::string& mlp, std::int64_t width) {
+      add_f8(mlp + "gate_proj.weight", width, hidden);
+      add_f8(mlp + "up_proj.weight", width, hidden);
+      add_f8(mlp + "down_proj.weight", hidden, width);
+    };
+    add_mlp("model.layers.0.mlp.", wide);
+    add_plain("model.layers.1.mlp.gate.weight", {4, hidden});
+    for (int e = 0; e < 4; ++e) add_mlp(fmt::format("model.layers.1.mlp.experts.{}.", e), inner);
+    write_both({{"model_type", "qwen3_moe"},
+                {"hidden_size", hidden},
+                {"intermediate_size", wide},
+                {"moe_intermediate_size", inner},
+                {"num_experts", 4},
+                {"num_experts_per_tok", 2},
+                {"norm_topk_prob", true},
+                {"mlp_only_layers", {0}},
+                {"num_hidden_layers", 2},
+                {"hidden_act", "silu"},
+                {"dtype", "bfloat16"}},
+               quantization);
+  }
+  void write_mxfp4_model() {
+    const std::int64_t hidden = 96, inner = 160;
+    const std::string mlp = "model.layers.0.mlp.";
+    add_plain(mlp + "router.weight", {4, hidden});
+    add_plain(mlp + "router.bias", {4});
+    add_mxfp4(mlp + "experts.gate_up_proj", 4, 2 * inner, hidden);
+    add_plain(mlp + "experts.gate_up_proj_bias", {4, 2 * inner});
+    add_mxfp4(mlp + "experts.down_proj", 4, hidden, inner);
+    add_plain(mlp + "experts.down_proj_bias", {4, hidden});
+    write_both({{"model_type", "gpt_oss"},
+                {"hidden_size", hidden},
+                {"intermediate_size", inner},
+                {"num_local_experts", 4},
+                {"num_experts_per_tok", 2},
+                {"num_hidden_layers", 1},
+                {"swiglu_limit", 7.0},
+                {"torch_dtype", "bfloat16"}},
+               {{"quant_method", "mxfp4"}});
+  }
+
+  std::vector<std::string> fingerprints(int ranks, const std::string& model,
+                                        const std::string& grid) const {
+    const Outcome outcome =
+        on_ranks(ranks, "verify --quiet --tokens 37 --expert-blocks 4 " + grid + " --json " +
+                            path("report.json") + " --model " + path(model));
+    EXPECT_EQ(outcome.code, 0) << outcome.error << outcome.out;
+    std::vector<std::string> found;
+    if (outcome.code != 0) return found;
+    const Json report = Json::parse(content_of(path("report.json")));
+    for (const auto& row : report["rows"]) found.push_back(row["fingerprint"]);
+    return found;
+  }
+
+  /// The same y, on each of these grids, as the plain model's; and the same weights, byte for byte.
+  void expect_as_plain(const std::vector<std::pair<int, std::string>>& grids) const {
+    const std::vector<std::string> plain = fingerprints(1, "plain", "");
+    EXPECT_FALSE(plain.empty());
+    for (const auto& [ranks, grid] : grids) {
+      EXPECT_EQ(fingerprints(ranks, "quantised", grid), plain) << ranks << grid;
+    }
+    const ModelConfig config = read_model_config(path("quantised/config.json"));
+    const ModelFiles quantised = open_model_files(path("quantised"), config);
+    const ModelFiles whole = open_model_files(path("plain"), config);
+    for (const Stored& one : plain_) {
+      EXPECT_EQ(quantised.source->find(one.tensor.name)->shape, one.tensor.shape);
+      const Extent extent = extent_of(one.tensor.shape);
+      std::vector<std::byte> bytes(one.bytes.size());
+      read_as(*quantised.source, one.tensor.name, {0, extent.rows}, {0, extent.columns},
+              DType::kBf16, bytes.data());
+      EXPECT_TRUE(bytes == one.bytes) << one.tensor.name;
+    }
+  }
+
+  std::mt19937 engine_{5};
+  std::vector<Stored> quantised_;
+  std::vector<Stored> plain_;
+};
+
+TEST_F(Quantised, AnFp8ModelGivesTheBitsOfTheSameWeightsInBf16OnEveryGrid) {
+  write_f8_model();
+  expect_as_plain({{1, ""}, {2, "--tp 2 --ep 1"}, {3, "--tp 3 --ep 3"}, {4, "--tp 1 --ep 2"}});
+  const Outcome inspected = on_ranks(2, "inspect --model " + path("quantised"));
+  EXPECT_EQ(inspected.code, 0) << inspected.error;
+  EXPECT_THAT(inspected.out, HasSubstr("15 weights as F8_E4M3 in blocks of 128 x 128"));
+}
+
+TEST_F(Quantised, AnMxfp4ModelGivesTheBitsOfTheSameWeightsInBf16OnEveryGrid) {
+  write_mxfp4_model();
+  expect_as_plain({{1, ""}, {2, "--tp 2 --ep 1"}, {3, "--ep 3"}, {4, "--tp 4 --ep 2"}});
+  EXPECT_THAT(alone("inspect --model " + path("quantised")).out, HasSubstr("2 weights as MXFP4"));
+}
+
+TEST_F(Quantised, FilesThatDontFitEachOtherOrTheConfigEndAllRanksWithOneMessage) {
+  write_f8_model({{"quant_method", "fp8"}, {"weight_block_size", {64, 128}}});
+  const std::string verify = "verify --model " + path("quantised");
+  expect_one_complaint(on_ranks(3, verify), 65, "in blocks of 64 x 128: [5,2])");
+
+  write_both(Json::parse(content_of(path("plain/config.json"))), {{"quant_method", "mxfp4"}});
+  expect_one_complaint(on_ranks(2, verify), 65,
+                       "has quant_method \"mxfp4\", and there are weights in fp8");
+
+  std::erase_if(quantised_, [](const Stored& one) {
+    return one.tensor.name == "model.layers.1.mlp.experts.3.down_proj.weight_scale_inv";
+  });
+  write_both(Json::parse(content_of(path("plain/config.json"))), {{"quant_method", "fp8"}});
+  expect_one_complaint(on_ranks(3, verify + " --layers 1"), 65,
+                       "no tensor 'model.layers.1.mlp.experts.3.down_proj.weight_scale_inv'");
+  EXPECT_EQ(alone(verify + " --layers 0").code, 0) << "nothing of it is read";
+}
+
+TEST_F(Quantised, Mxfp4OfAFamilyThatDoesntHaveItIsRefused) {
+  add_mxfp4("model.layers.0.mlp.experts.gate_up_proj", 2, 32, 32);
+  write_both(Json::parse(content_of(kSource + "/configs/qwen3-30b-a3b.json")),
+             {{"quant_method", "mxfp4"}});
+  expect_one_complaint(on_ranks(2, "verify --model " + path("quantised")), 65,
+                       "a qwen3_moe model with weights in MXFP4 (only gpt_oss has them");
+}
+
+}  // namespace
+}  // namespace gatefold
