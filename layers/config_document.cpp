@@ -39,10 +39,11 @@ Json parsed_value(const std::string& text) {
 
 void add_moe_keys(const MoeFamily& moe, std::vector<std::string_view>& keys) {
   keys.insert(keys.end(), moe.experts_keys.begin(), moe.experts_keys.end());
-  keys.insert(keys.end(),
-              {moe.list_key, moe.dense_list_key, moe.first_key, moe.top_k_key,
-               moe.intermediate_size_key, moe.score_key, moe.method_key, moe.normalize.key,
-               moe.scaling_key, moe.router_bias.key, moe.shared_key});
+  keys.insert(
+      keys.end(),
+      {moe.enabled.key, moe.list_key, moe.dense_list_key, moe.first_key, moe.top_k_key,
+       moe.intermediate_size_key, moe.otherwise_intermediate_size_key, moe.score_key,
+       moe.method_key, moe.normalize.key, moe.scaling_key, moe.router_bias.key, moe.shared_key});
   if (moe.method == TopKMethod::kGreedy && moe.method_key.empty()) return;
   keys.insert(keys.end(), {kGroupsKey, kKeptGroupsKey});
 }
@@ -122,6 +123,7 @@ void ConfigDocument::choose_family() {
     model_type_ = outer.get<std::string>();
   }
   family_ = find_family(model_type_);
+  if (family_ != nullptr && has(family_->older_key)) choose_older_family();
   if (model_type_.empty()) {
     fail("model_type", fmt::format("no model_type (it names the layout of the weights; known: {})",
                                    known_model_types()));
@@ -130,6 +132,19 @@ void ConfigDocument::choose_family() {
     fail("model_type", fmt::format("unknown model_type {} (known: {})", shown_value(model_type_),
                                    known_model_types()));
   }
+}
+
+void ConfigDocument::choose_older_family() {
+  for (const std::string_view key : family_->moe->experts_keys) {
+    if (!has(key)) continue;
+    fail(key,
+         fmt::format("both {} and {} are there (an older {} has the latter, and another rule; "
+                     "which one it is isn't said)",
+                     key, family_->older_key, model_type_),
+         fmt::format("leave one out, or write model_type {} for the older", family_->older_type));
+  }
+  model_type_ = family_->older_type;
+  family_ = find_family(model_type_);
 }
 
 void ConfigDocument::apply(const std::string& key, const std::string& value) {

@@ -66,6 +66,7 @@ class ConfigDocument {
   const Fields& fields() const { return *fields_; }
   std::int64_t integer(std::string_view key, std::int64_t limit) const;
   void choose_family();
+  void choose_older_family();
   void apply(const std::string& key, const std::string& value);
   std::vector<std::string_view> keys_read() const;
 

@@ -95,7 +95,8 @@ double mixture_layers(const ModelConfig& config) {
 
 double all_experts_width(const MoeConfig& moe) {
   return static_cast<double>(moe.route.experts) * static_cast<double>(moe.intermediate_size) +
-         static_cast<double>(moe.shared_intermediate_size);
+         static_cast<double>(moe.shared_experts) *
+             static_cast<double>(moe.shared_intermediate_size);
 }
 
 // Everything later may count elements and bytes in 64 bits without a thought.
@@ -166,7 +167,7 @@ bool ModelConfig::is_moe(std::int64_t layer) const {
 MoeSpec ModelConfig::moe_spec(std::int64_t layer) const {
   const ModelFamily& family = family_of(*this);
   static const ExpertNames none;
-  const ExpertNames& names = family.moe ? family.moe->names[moe->spelling] : none;
+  const ExpertNames& names = moe ? family.moe->names[moe->spelling] : none;
   return moe_under_prefix(*this, layer, family.prefixes.front(), names);
 }
 

@@ -17,9 +17,8 @@ struct ModelConfig;
 /// How a family stores the matrices [out, in] that the maths asks for. Keyed on model_type, never
 /// guessed from shapes: a square matrix has no orientation to read.
 enum class WeightLayout {
-  kSeparate,     // gate [I, H], up [I, H], down [H, I]
-  kFusedGateUp,  // one tensor [2I, H], gate rows first, then up rows; down [H, I]
-  kTransposed,   // up [H, I], down [I, H]: GPT-2's Conv1D, y = x W + b
+  kAsIs,        // gate [I, H], up [I, H], or both in one [2I, H]; down [H, I]
+  kTransposed,  // up [H, I], down [I, H]: GPT-2's Conv1D, y = x W + b
 };
 
 /// What intermediate_size is where the config leaves it out.
@@ -43,6 +42,9 @@ struct LayerStack {
 /// within the layer, without `.weight`.
 struct ModelFamily {
   std::vector<std::string_view> model_types = {};
+  // Another row's model_type whose files say this one's: they are those that have this field.
+  std::string_view older_type = {};
+  std::string_view older_key = {};
 
   // Which config fields say what.
   std::string_view hidden_size_key = "hidden_size";
@@ -61,8 +63,9 @@ struct ModelFamily {
   // What else is read, to count the parameters of the whole model.
   std::vector<std::string_view> whole_model_keys = {};
 
-  // Where the tensors lie. Fused: gate and up name the same module. Ungated: gate is unused.
-  WeightLayout layout = WeightLayout::kSeparate;
+  // Where the tensors lie. Gate and up of one name are one tensor, gate rows first. Ungated: gate
+  // is unused.
+  WeightLayout layout = WeightLayout::kAsIs;
   std::vector<LayerStack> stacks = {{}};  // layers are numbered through all of them
   std::string_view gate = "mlp.gate_proj";
   std::string_view up = "mlp.up_proj";
@@ -97,7 +100,8 @@ std::string layer_path(const ModelConfig& config, std::int64_t layer, std::strin
 /// Throws Error 64 where the model has no such layer, or a mixture of experts there.
 FfnSpec layer_under_prefix(const ModelConfig& config, std::int64_t layer, std::string_view prefix);
 
-/// Whole names of an MLP's modules, without `.weight`; gate is unused in ungated ones.
+/// Whole names of an MLP's modules, without `.weight`; gate is unused in ungated ones. Gate and up
+/// of one name are one tensor [2I, H], gate rows first.
 struct FfnModules {
   std::string gate, up, down;
   bool bias = false;  // of each

@@ -10,6 +10,7 @@
 #include "layers/model_config.h"
 #include "layers/model_families.h"
 #include "runtime/error.h"
+#include "runtime/expert_rows.h"
 
 namespace gatefold {
 namespace {
@@ -84,22 +85,40 @@ RouteRule read_route(const ConfigDocument& document, TopKMethod method) {
     route.group_score = pairs ? GroupScore::kTwoBest : GroupScore::kBest;
     read_groups(document, route, pairs);
   }
-  route.normalize = document.flag(moe.normalize);
+  route.normalize = document.flag(moe.normalize) && (moe.normalize_one || route.top_k > 1);
   route.epsilon = moe.epsilon;
   route.scaling = document.positive_number(moe.scaling_key, moe.default_scaling);
   return route;
 }
 
-std::int64_t read_shared(const ConfigDocument& document, std::int64_t expert) {
+std::int64_t read_expert_width(const ConfigDocument& document) {
   const MoeFamily& moe = *document.family().moe;
-  switch (moe.shared_width) {
-    case SharedWidth::kNone: break;
-    case SharedWidth::kOfItsOwn: return document.size(moe.shared_key, kMaxSize, moe.default_shared);
-    case SharedWidth::kOneExpert: return expert;
-    case SharedWidth::kSeveralExperts:
-      return document.count(moe.shared_key, kMaxExperts, moe.default_shared) * expert;
+  const bool said = document.has(moe.intermediate_size_key);
+  const bool other = !said && document.has(moe.otherwise_intermediate_size_key);
+  return document.size(other ? moe.otherwise_intermediate_size_key : moe.intermediate_size_key,
+                       kMaxSize, 0);
+}
+
+// Into `moe`, whose experts' width is known.
+void read_shared(const ConfigDocument& document, MoeConfig& moe) {
+  const MoeFamily& family = *document.family().moe;
+  const auto count = [&](std::int64_t limit) {
+    return document.count(family.shared_key, limit, family.default_shared);
+  };
+  const std::int64_t expert = moe.intermediate_size;
+  std::int64_t& width = moe.shared_intermediate_size;
+  switch (family.shared_width) {
+    case SharedWidth::kNone: return;
+    case SharedWidth::kOfItsOwn:
+      width = document.size(family.shared_key, kMaxSize, family.default_shared);
+      return;
+    case SharedWidth::kOfItsOwnIfAny: width = count(kMaxSize); return;
+    case SharedWidth::kOneExpert: width = expert; return;
+    case SharedWidth::kSeveralExperts: width = count(kMaxExperts) * expert; return;
+    case SharedWidth::kListOfOneExpert: break;
   }
-  return 0;
+  moe.shared_experts = count(kMaxShared);
+  width = moe.shared_experts == 0 ? 0 : expert;
 }
 
 // 0: none of the stack's layers is a mixture.
@@ -160,13 +179,6 @@ std::vector<bool> read_moe_layers(const ConfigDocument& document,
   return layers;
 }
 
-// A module's name with the expert's number.
-std::string numbered(std::string_view pattern, std::int64_t expert) {
-  const std::size_t hole = pattern.find("{}");
-  if (hole == pattern.npos) return std::string(pattern);
-  return fmt::format("{}{}{}", pattern.substr(0, hole), expert, pattern.substr(hole + 2));
-}
-
 // Expert `e` inside tensors that hold all E of them; `path` is the layer's.
 FfnSpec stacked_expert(const ModelConfig& config, std::int64_t layer, const std::string& path,
                        const ExpertNames& names, std::int64_t e) {
@@ -220,7 +232,29 @@ FfnSpec expert_spec(const ModelConfig& config, std::int64_t layer, const std::st
       {name(names.gate), name(names.up), name(names.down), config.moe->expert_bias});
 }
 
+// Those of `config`, which has some; `path` is the layer's.
+std::vector<FfnSpec> shared_specs(const ModelConfig& config, std::int64_t layer,
+                                  const std::string& path) {
+  const MoeFamily& family = *family_of(config).moe;
+  std::vector<FfnSpec> specs;
+  for (std::int64_t i = 0; i < config.moe->shared_experts; ++i) {
+    const std::string stem = path + numbered(family.shared, i);
+    const auto name = [&](std::string_view module) { return stem + std::string(module); };
+    const SharedNames& names = family.shared_names;
+    specs.push_back(
+        ffn_of_modules(config, layer, config.moe->shared_intermediate_size,
+                       {name(names.gate), name(names.up), name(names.down), config.bias}));
+  }
+  return specs;
+}
+
 }  // namespace
+
+std::string numbered(std::string_view pattern, std::int64_t i) {
+  const std::size_t hole = pattern.find("{}");
+  if (hole == pattern.npos) return std::string(pattern);
+  return fmt::format("{}{}{}", pattern.substr(0, hole), i, pattern.substr(hole + 2));
+}
 
 std::string_view name_of(ExpertLayout layout) {
   switch (layout) {
@@ -258,13 +292,13 @@ std::size_t spelling_of(const ModelConfig& config, ExpertLayout layout) {
 std::optional<MoeConfig> read_moe_config(const ConfigDocument& document,
                                          std::span<const std::int64_t> stacks) {
   const ModelFamily& family = document.family();
-  if (!family.moe) return std::nullopt;
+  if (!family.moe || !document.flag(family.moe->enabled)) return std::nullopt;
   const TopKMethod method =
       read_choice(document, family.moe->method_key, kMethods, family.moe->method);
   MoeConfig moe;
   moe.route = read_route(document, method);
-  moe.intermediate_size = document.size(family.moe->intermediate_size_key, kMaxSize, 0);
-  moe.shared_intermediate_size = read_shared(document, moe.intermediate_size);
+  moe.intermediate_size = read_expert_width(document);
+  read_shared(document, moe);
   moe.router_bias = document.flag(family.moe->router_bias);
   moe.expert_bias = document.flag(family.moe->expert_bias);
   moe.correction_bias = method == TopKMethod::kNoAuxTc;
@@ -301,10 +335,7 @@ MoeSpec moe_under_prefix(const ModelConfig& config, std::int64_t layer, std::str
     spec.experts.push_back(expert_spec(config, layer, path, names, e));
   }
   if (moe.shared_intermediate_size == 0) return spec;
-  const std::string shared = path + std::string(family.shared);
-  spec.shared.push_back(ffn_of_modules(
-      config, layer, moe.shared_intermediate_size,
-      {shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj", config.bias}));
+  spec.shared = shared_specs(config, layer, path);
   if (!family.shared_gate.empty()) {
     spec.shared_gate = TensorRef{.name = path + std::string(family.shared_gate) + ".weight",
                                  .stored_shape = {1, config.hidden_size}};

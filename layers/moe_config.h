@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,7 +21,8 @@ struct ModelConfig;
 struct MoeConfig {
   RouteRule route;                            // E, k and the rest
   std::int64_t intermediate_size = 0;         // of one expert
-  std::int64_t shared_intermediate_size = 0;  // 0: no shared expert
+  std::int64_t shared_intermediate_size = 0;  // of one shared expert; 0: there is none
+  std::int64_t shared_experts = 1;            // where there are any
   bool router_bias = false;
   bool correction_bias = false;
   bool expert_bias = false;  // of routed experts; shared ones go by ModelConfig::bias
@@ -30,6 +32,8 @@ struct MoeConfig {
 
 /// "per-expert", "stacked", …
 std::string_view name_of(ExpertLayout layout);
+/// The module `pattern` of number `i`, which stands for {} where there is one.
+std::string numbered(std::string_view pattern, std::int64_t i);
 /// How moe_spec() has the experts of `config` stored, which has some.
 ExpertLayout layout_of(const ModelConfig& config);
 /// The spelling in which the family of `config` stores experts so. Throws Error 64 where it has

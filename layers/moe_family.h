@@ -10,8 +10,9 @@
 
 namespace gatefold {
 
-/// How the matrices of E experts are stored. Keyed on the family and on which names are there,
-/// never on shapes.
+/// How the matrices of E experts are stored. Keyed on the family and on which names are there, and
+/// on shapes only where a family has two layouts under the same names (Qwen3-VL): [2I, H] and [I,
+/// H] can't both be their own transposes.
 enum class ExpertLayout {
   kPerExpert,           // gate [I, H], up [I, H], down [H, I]: tensors of their own
   kStacked,             // [E, 2I, H], each expert's gate rows before its up rows; [E, H, I]
@@ -43,16 +44,26 @@ enum class TopKMethod {
   kNoAuxTc,             // of the groups with the best pairs, by score plus correction bias
 };
 
-/// What the width of the shared expert is.
+/// What the shared experts are.
 enum class SharedWidth {
-  kNone,           // there is none
-  kOfItsOwn,       // shared_key says it
-  kOneExpert,      // one expert's
-  kSeveralExperts  // shared_key says how many experts' widths: one wide MLP, whose parts add up
+  kNone,             // there is none
+  kOfItsOwn,         // one MLP, whose width shared_key says
+  kOfItsOwnIfAny,    // the same, or none where that is 0 or not said
+  kOneExpert,        // one MLP of an expert's width
+  kSeveralExperts,   // shared_key says how many experts' widths: one wide MLP, whose parts add up
+  kListOfOneExpert,  // shared_key says how many MLPs of an expert's width, {} in `shared` which
+};
+
+/// The modules of a shared expert, behind its own name. Fused: gate and up are one.
+struct SharedNames {
+  std::string_view gate = ".gate_proj";
+  std::string_view up = ".up_proj";
+  std::string_view down = ".down_proj";
 };
 
 /// What the family table says about a family's mixtures of experts.
 struct MoeFamily {
+  FamilySwitch enabled = kAlways;  // where it is off all layers are dense
   // Which layers they are; LayerStack names the step's field.
   EveryStep every = EveryStep::kLast;
   std::string_view list_key = {};        // where given, the layers of this list and no others
@@ -65,6 +76,7 @@ struct MoeFamily {
   std::string_view top_k_key = "num_experts_per_tok";
   std::int64_t default_top_k = 0;  // 0: the field is required
   std::string_view intermediate_size_key = "moe_intermediate_size";
+  std::string_view otherwise_intermediate_size_key = {};  // in whose place, where that is absent
 
   // How a token's experts are chosen and weighed.
   Score score = Score::kSoftmax;
@@ -74,6 +86,7 @@ struct MoeFamily {
   std::int64_t default_groups = 1;
   std::int64_t default_kept_groups = 1;
   FamilySwitch normalize = kNever;
+  bool normalize_one = true;  // a token's only expert, too, which then weighs 1
   float epsilon = 0.0F;
   std::string_view scaling_key = {};
   float default_scaling = 1.0F;
@@ -83,8 +96,9 @@ struct MoeFamily {
 
   SharedWidth shared_width = SharedWidth::kNone;
   std::string_view shared_key = {};
-  std::int64_t default_shared = 0;    // of shared_key
-  std::string_view shared = {};       // the module within the layer
+  std::int64_t default_shared = 0;  // of shared_key
+  std::string_view shared = {};     // the module within the layer
+  SharedNames shared_names = {};
   std::string_view shared_gate = {};  // empty: it is added as it is
 
   // Where the experts lie. The first spelling is the canonical one.

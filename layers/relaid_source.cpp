@@ -1,6 +1,7 @@
 #include "layers/relaid_source.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace gatefold {
@@ -33,7 +34,11 @@ void RelaidSource::add_layer(const MoeSpec& here, const MoeSpec& there) {
 void RelaidSource::add(const TensorRef& here, const TensorRef& there, std::int64_t rows) {
   Tensor& tensor = tensors_[here.name];
   tensor.info = {source_->find(there.name)->dtype, here.stored_shape};
-  tensor.runs.push_back({{here.row_offset, here.row_offset + rows}, there.name, there.row_offset});
+  tensor.runs.push_back({{here.row_offset, here.row_offset + rows},
+                         there.name,
+                         there.row_offset,
+                         there.transposed,
+                         there.column_offset});
 }
 
 std::optional<TensorInfo> RelaidSource::find(const std::string& name) const {
@@ -48,9 +53,28 @@ void RelaidSource::read(const std::string& name, Range rows, Range cols, std::by
   for (const Run& run : found->second.runs) {
     const Range part{std::max(rows.begin, run.rows.begin), std::min(rows.end, run.rows.end)};
     if (part.empty()) continue;
+    std::byte* to = out + (part.begin - rows.begin) * row_bytes;
     const std::int64_t first = run.first + part.begin - run.rows.begin;
-    source_->read(run.name, {first, first + part.size()}, cols,
-                  out + (part.begin - rows.begin) * row_bytes);
+    if (run.turned) {
+      read_turned(run, {first, first + part.size()}, cols, to);
+    } else {
+      source_->read(run.name, {first, first + part.size()}, cols, to);
+    }
+  }
+}
+
+/// `rows` are columns of the source's tensor, and `cols` its rows behind first_row.
+void RelaidSource::read_turned(const Run& run, Range rows, Range cols, std::byte* out) const {
+  const auto size = static_cast<std::size_t>(size_of(source_->find(run.name)->dtype));
+  const auto wide = static_cast<std::size_t>(rows.size());
+  const auto high = static_cast<std::size_t>(cols.size());
+  std::vector<std::byte> block(wide * high * size);
+  source_->read(run.name, {run.first_row + cols.begin, run.first_row + cols.end}, rows,
+                block.data());
+  for (std::size_t r = 0; r < wide; ++r) {
+    for (std::size_t c = 0; c < high; ++c) {
+      std::memcpy(out + (r * high + c) * size, block.data() + (c * wide + r) * size, size);
+    }
   }
 }
 

@@ -16,7 +16,8 @@ namespace gatefold {
 class RelaidSource final : public TensorSource {
  public:
   /// `source` has the layers' tensors as `config` spells them without its moe->spelling, in the
-  /// family's canonical way; no family with two has biases on its experts.
+  /// family's canonical way; no family with two has biases on its experts, nor a transposed one but
+  /// for its canonical one.
   RelaidSource(const ModelConfig& config, std::unique_ptr<TensorSource> source,
                const std::vector<std::int64_t>& layers);
 
@@ -25,16 +26,20 @@ class RelaidSource final : public TensorSource {
   std::string description() const override { return source_->description(); }
 
  private:
-  /// Whole rows of a tensor, which are rows from `first` on of one of the source's.
+  /// Whole rows of a tensor, which are rows from `first` on of one of the source's, or, turned,
+  /// columns from `first` on, of which `first_row` is the first element.
   struct Run {
     Range rows;
     std::string name;
     std::int64_t first = 0;
+    bool turned = false;
+    std::int64_t first_row = 0;
   };
   struct Tensor {
     TensorInfo info;
     std::vector<Run> runs;
   };
+  void read_turned(const Run& run, Range rows, Range cols, std::byte* out) const;
   void add(const TensorRef& here, const TensorRef& there, std::int64_t rows);
   void add_layer(const MoeSpec& here, const MoeSpec& there);
 

@@ -202,14 +202,28 @@ void refuse_dense(const ModelConfig& config, std::int64_t layer, std::string_vie
                   layer, source.description(), fmt::join(looked_for, ", "), config.model_type));
 }
 
-// The one spelling under which any expert's weight lies.
+// Whether the source has all of `tensors`, each of its shape.
+bool fits(const std::vector<StoredTensor>& tensors, const TensorSource& source) {
+  return std::ranges::all_of(tensors, [&](const StoredTensor& tensor) {
+    const std::optional<TensorInfo> found = source.find(tensor.name);
+    return found && found->shape == tensor.shape;
+  });
+}
+
+// The one spelling under which any expert's weight lies; of two layouts under one name the one that
+// fits, else the canonical one.
 Spelling find_spelling(const ModelConfig& config, std::int64_t layer, const TensorSource& source) {
   std::optional<Spelling> found;
   std::string first;
   for (const Spelling& spelling : spellings(config)) {
     const MoeSpec spec = moe_under_prefix(config, layer, spelling.prefix, *spelling.names);
-    for (const StoredTensor& tensor : expert_weights(spec)) {
+    const std::vector<StoredTensor> weights = expert_weights(spec);
+    for (const StoredTensor& tensor : weights) {
       if (!source.find(tensor.name)) continue;
+      if (first == tensor.name) {
+        if (fits(weights, source)) found = spelling;
+        break;
+      }
       if (found) fail_two_spellings(source, first, tensor.name);
       found = spelling;
       first = tensor.name;
@@ -245,12 +259,15 @@ void refuse_denied_shared(const ModelConfig& config, const std::string& path,
                           const std::set<std::string>& own, const TensorSource& source) {
   for (const ModelFamily& family : model_families()) {
     if (!family.moe || family.moe->shared.empty()) continue;
-    for (const std::string_view part : {".gate_proj", ".up_proj", ".down_proj"}) {
-      const std::string name =
-          path + std::string(family.moe->shared) + std::string(part) + ".weight";
-      if (own.contains(name)) continue;
-      refuse_tensor(name, fmt::format("{} has no such shared expert", config.path),
-                    "correct the config", source);
+    const SharedNames& names = family.moe->shared_names;
+    for (const std::string_view part : {names.gate, names.up, names.down}) {
+      for (const std::int64_t number : {std::int64_t{0}, config.moe->shared_experts}) {
+        const std::string name =
+            path + numbered(family.moe->shared, number) + std::string(part) + ".weight";
+        if (own.contains(name)) continue;
+        refuse_tensor(name, fmt::format("{} has no such shared expert", config.path),
+                      "correct the config", source);
+      }
     }
   }
 }

@@ -24,7 +24,7 @@ import numpy as np
 import safetensors
 import torch
 import transformers as tf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 SEED = 20260
 TOKENS, HIDDEN, INTER, LAYERS = 11, 48, 80, 2
@@ -136,6 +136,24 @@ def write(model, x, out, dtype, meta, forward=forward, **options):
         reloaded.set_experts_implementation("eager")
     for name, value in forward(reloaded, x).items():
         assert torch.equal(value, y[name]), (out, name)
+
+
+def rewrite(out, family):
+    """The checkpoint as its own code spells it, where transformers has only the formulas."""
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    index_path = out / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
+    names = {}
+    for shard in sorted(set(index["weight_map"].values())):
+        tensors = load_file(out / shard)
+        rewritten, listed = moe.as_published(family, config, tensors)
+        if listed is not tensors:
+            save_file(listed, out / shard, metadata={"format": "pt"})
+        names.update(dict.fromkeys(listed, shard))
+    index["weight_map"] = dict(sorted(names.items()))
+    index_path.write_text(json.dumps(index, indent=2) + "\n")
+    path.write_text(json.dumps(rewritten, indent=2, sort_keys=True) + "\n")
 
 
 # ---- the independent check: raw files, numpy, float64 ----
@@ -263,6 +281,8 @@ def make_moe(family, out, meta):
         far = torch.from_numpy(gaps > moe.GAP).nonzero().flatten()[:moe.TOKENS]
         assert len(far) == moe.TOKENS, (family, len(far))
         write_for(x[far])
+        if family in moe.REWRITTEN:
+            rewrite(target, family)
         check_moe(family, target)
 
 

@@ -37,6 +37,26 @@ def qwen3_5_moe():
         vision_start_token_id=5, vision_end_token_id=6))
 
 
+def qwen3_vl_moe():
+    text = dict(TEXT, num_hidden_layers=2, intermediate_size=DENSE, moe_intermediate_size=INTER, num_experts=4,
+                num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[1],
+                rope_parameters=dict(rope_type="default", rope_theta=5000000.0, mrope_interleaved=True,
+                                     mrope_section=[1, 1, 0]))
+    vision = dict(depth=1, hidden_size=8, num_heads=2, intermediate_size=12, out_hidden_size=HIDDEN, patch_size=2,
+                  spatial_merge_size=1, temporal_patch_size=1, num_position_embeddings=4, deepstack_visual_indexes=[0])
+    return tf.Qwen3VLMoeForConditionalGeneration(tf.Qwen3VLMoeConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=True, image_token_id=3, video_token_id=4,
+        vision_start_token_id=5, vision_end_token_id=6))
+
+
+def deepseek(layers, shared, **more):
+    """The formulas of DeepSeek-MoE-16B, whose code isn't in transformers, and of minimind's older one."""
+    return tf.DeepseekV2ForCausalLM(tf.DeepseekV2Config(
+        **MLA, num_hidden_layers=layers, intermediate_size=DENSE, moe_intermediate_size=INTER, n_routed_experts=5,
+        num_experts_per_tok=2, n_shared_experts=shared, topk_method="greedy", n_group=1, topk_group=1,
+        routed_scaling_factor=1.0, norm_topk_prob=False, **more))
+
+
 def llama4():
     text = dict(TEXT, num_hidden_layers=2, intermediate_size=INTER, intermediate_size_mlp=DENSE, num_local_experts=4,
                 num_experts_per_tok=1, interleave_moe_layer_step=2, attention_chunk_size=8)
@@ -89,6 +109,12 @@ FAMILIES = {
         d_model=HIDDEN, d_kv=4, d_ff=INTER, num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1,
         num_sparse_decoder_layers=1, num_heads=2, num_experts=4, expert_capacity=64, router_bias=False,
         decoder_start_token_id=0, **{key: value for key, value in IDS.items() if key != "bos_token_id"})),
+    "qwen3_vl_moe": qwen3_vl_moe,
+    "deepseek": lambda: deepseek(2, shared=2, first_k_dense_replace=1),
+    "minimind": lambda: tf.Qwen3MoeForCausalLM(tf.Qwen3MoeConfig(
+        **TEXT, num_hidden_layers=1, intermediate_size=INTER, moe_intermediate_size=INTER, num_experts=5,
+        num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])),
+    "minimind2": lambda: deepseek(1, shared=2, first_k_dense_replace=0),
 }
 
 F32_TOO = {"mixtral", "gpt_oss"}  # bf16 alone for the others: their goldens are those of fp32 arithmetic anyway
@@ -100,6 +126,40 @@ def base(family):
     return {"qwen3_moe_fused": "qwen3_moe", "deepseek_v2_lite": "deepseek_v2"}.get(family, family)
 
 
+REWRITTEN = {"deepseek", "minimind", "minimind2", "qwen3_vl_moe"}
+MODEL_FIELDS = ("architectures", "dtype", "hidden_act", "hidden_size", "intermediate_size", "num_attention_heads",
+                "num_experts_per_tok", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings",
+                "transformers_version", "vocab_size", "norm_topk_prob")
+DEEPSEEK_FIELDS = ("first_k_dense_replace", "moe_intermediate_size", "n_routed_experts", "n_shared_experts")
+
+
+def as_published(family, config, tensors):
+    """config.json and tensors as those write them whose code transformers doesn't have: the same values."""
+    if family == "deepseek":
+        config = {key: config[key] for key in MODEL_FIELDS + DEEPSEEK_FIELDS}
+        return dict(config, model_type="deepseek", moe_layer_freq=1, scoring_func="softmax"), tensors
+    if family == "minimind":
+        more = dict(model_type="minimind", use_moe=True, num_experts=config["num_local_experts"],
+                    moe_intermediate_size=config["moe_intermediate_size"])
+        return dict({key: config[key] for key in MODEL_FIELDS}, **more), tensors
+    if family == "minimind2":
+        more = dict(model_type="minimind", use_moe=True, scoring_func="softmax", intermediate_size=INTER,
+                    n_routed_experts=config["n_routed_experts"], n_shared_experts=config["n_shared_experts"])
+        listed = {}
+        for name, tensor in tensors.items():
+            stem, wide, part = name.partition("shared_experts.")
+            if not wide:
+                listed[name] = tensor
+                continue
+            for j, one in enumerate(tensor.split(INTER, dim=1 if part.startswith("down") else 0)):
+                listed[f"{stem}shared_experts.{j}.{part}"] = one.contiguous()
+        return dict({key: config[key] for key in MODEL_FIELDS}, **more), listed
+    if family == "qwen3_vl_moe":  # published [in, out]; transformers reads both, and saves what it has in memory
+        return config, {name: tensor.mT.contiguous() if ".mlp.experts." in name else tensor
+                        for name, tensor in tensors.items()}
+    return config, tensors
+
+
 def mlps(model):
     """Each layer's feed-forward module; of encoder and decoder, the encoder's first."""
     family = model.config.model_type
@@ -107,7 +167,7 @@ def mlps(model):
         return [block.layer[-1].mlp for stack in (model.encoder, model.decoder) for block in stack.block]
     if family == "llama4":
         return [layer.feed_forward for layer in model.language_model.model.layers]
-    nested = family == "qwen3_5_moe"
+    nested = family in ("qwen3_5_moe", "qwen3_vl_moe")
     return [layer.mlp for layer in (model.model.language_model if nested else model.model).layers]
 
 
@@ -208,7 +268,7 @@ def route(config, family, logits, correction):
         choice = np.where(outside, -np.inf, choice)
     ids, gap = largest(choice, k)
     weights = scores[ids]
-    if family in ("mixtral", "qwen3_5_moe") or get(config, "norm_topk_prob", False):
+    if family in ("mixtral", "qwen3_5_moe", "qwen3_vl_moe") or get(config, "norm_topk_prob", False):
         weights = weights / weights.sum()
     return ids, weights * get(config, "routed_scaling_factor", 1.0), min([*gaps, gap])
 
@@ -229,7 +289,7 @@ def expert(family, w, p, e):
         return clamped
     if p + "experts.gate_up_proj" in w:
         both, down = w[p + "experts.gate_up_proj"][e], w[p + "experts.down_proj"][e]
-        if family == "llama4":
+        if family == "llama4" or (family == "qwen3_vl_moe" and both.shape[0] == HIDDEN):
             both, down = both.T, down.T
         gate, up = np.split(both, 2)
     else:
@@ -246,7 +306,7 @@ def prefix(family, config, n):
     if family == "switch_transformers":
         blocks = config["num_layers"]
         return f"encoder.block.{n}.layer.1.mlp." if n < blocks else f"decoder.block.{n - blocks}.layer.2.mlp."
-    before = {"qwen3_5_moe": "model.language_model.", "llama4": "language_model.model."}.get(family, "model.")
+    before = {"qwen3_5_moe": "model.language_model.", "qwen3_vl_moe": "model.language_model.", "llama4": "language_model.model."}.get(family, "model.")
     block = {"mixtral": "block_sparse_moe.", "llama4": "feed_forward."}.get(family, "mlp.")
     return f"{before}layers.{n}.{block}"
 
@@ -271,7 +331,7 @@ def by_hand(family, config, w, n, x):
         all_ids.append(ids[order])
         all_weights.append(weights[order])
         gaps.append(gap)
-    for name in ("shared_expert.", "shared_experts."):
+    for name in ("shared_expert.", "shared_experts.", "shared_experts.0.", "shared_experts.1."):
         if p + name + "up_proj.weight" in w:
             g = w.get(p + "shared_expert_gate.weight")
             y += dense(w, p + name, x) * (1.0 if g is None else sigmoid(x @ g.T))

@@ -207,6 +207,11 @@ TEST_F(MoeProgram, AMadeMixtureInAnotherLayoutOfItsFamilyHasTheSameWeights) {
        "per-expert",
        "model.language_model.layers.1.mlp.experts.4.up_proj.weight",
        {40, 48}},
+      {"--config " + kSource + "/configs/qwen3-vl-30b-a3b.json --set hidden_size=48 " +
+           "--set moe_intermediate_size=40 --set num_experts=5 --set num_experts_per_tok=2 ",
+       "stacked",
+       "model.language_model.layers.1.mlp.experts.gate_up_proj",
+       {5, 80, 48}},
       {dense, "stacked", "model.layers.0.mlp.experts.gate_up_proj", {3, 3072, 576}},
   };
   const std::string verify = "verify --tokens 5 --json " + path("report.json") + " --model ";

@@ -30,8 +30,9 @@ std::vector<std::string> golden_models() {
       paths.push_back(std::string(GATEFOLD_SOURCE_DIR "/tests/golden/") + family + "/" + dtype);
     }
   }
-  for (const char* with_mixtures : {"deepseek_v2", "deepseek_v3", "glm4_moe", "llama4", "qwen2_moe",
-                                    "qwen3_moe", "switch_transformers"}) {
+  for (const char* with_mixtures :
+       {"deepseek", "deepseek_v2", "deepseek_v3", "glm4_moe", "llama4", "qwen2_moe", "qwen3_moe",
+        "qwen3_vl_moe", "switch_transformers"}) {
     paths.push_back(std::string(GATEFOLD_SOURCE_DIR "/tests/golden/") + with_mixtures + "/bf16");
   }
   return paths;

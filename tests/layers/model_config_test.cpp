@@ -126,8 +126,8 @@ TEST_F(ModelConfigTest, EveryGoldenCheckpointResolvesInAllItsLayers) {
       }
     }
   }
-  EXPECT_EQ(dense_layers, 48U + 9U) << "of dense families, and of mixtures";
-  EXPECT_EQ(mixtures, 17U);
+  EXPECT_EQ(dense_layers, 48U + 11U) << "of dense families, and of mixtures";
+  EXPECT_EQ(mixtures, 21U);
 }
 
 TEST_F(ModelConfigTest, ARealModelsLayerResolves) {

@@ -144,7 +144,8 @@ TEST(ModelFamilies, EachModelTypeHasOneRowAndAllRowsAreWhole) {
     EXPECT_TRUE(activation_from_name(family.default_activation)) << family.model_types[0];
     EXPECT_EQ(family.gate.empty(), family.gated.key.empty() && !family.gated.otherwise);
     EXPECT_EQ(family.beta.empty(), family.swish_beta.key.empty());
-    EXPECT_EQ(family.layout == WeightLayout::kFusedGateUp, family.gate == family.up);
+    EXPECT_EQ(family.older_type.empty(), family.older_key.empty());
+    EXPECT_TRUE(family.older_type.empty() || find_family(family.older_type));
     for (const LayerStack& stack : family.stacks) {
       EXPECT_THAT(std::string(stack.path), HasSubstr("{}"));
     }

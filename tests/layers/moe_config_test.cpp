@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config_testing.h"
+#include "layers/model_families.h"
 
 namespace gatefold {
 namespace {
@@ -72,6 +73,7 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
       {"qwen3.5-122b-a10b", 3072, 256, 8, 1024, 1024, 48, 48, 2426145792, 48 * 7},
       {"qwen3.5-397b-a17b", 4096, 512, 10, 1024, 1024, 60, 60, 6457135104, 60 * 7},
       {"olmoe-1b-7b", 2048, 64, 8, 1024, 0, 16, 16, 402784256, 16 * (64 * 3 + 1)},
+      {"deepseek-moe-16b", 2048, 64, 6, 1408, 2816, 28, 27, 571080704, 27 * (64 * 3 + 4) + 3},
       {"deepseek-v2-lite", 2048, 64, 6, 1408, 2816, 27, 26, 571080704, 26 * (64 * 3 + 4) + 3},
       {"deepseek-v2", 5120, 160, 6, 1536, 3072, 60, 59, 3822878720, 59 * (160 * 3 + 4) + 3},
       {"deepseek-v3", 7168, 256, 8, 2048, 2048, 61, 58, 11320164608, 44843},
@@ -82,6 +84,10 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
       {"gpt-oss-120b", 2880, 128, 4, 2880, 0, 36, 36, 3186524288, 36 * 6},
       {"llama-4-scout", 5120, 16, 1, 8192, 8192, 48, 48, 2139176960, 48 * 6},
       {"llama-4-maverick", 5120, 128, 1, 8192, 8192, 48, 24, 16232611840, 24 * 6 + 24 * 3},
+      {"qwen3-vl-30b-a3b", 2048, 128, 8, 768, 0, 48, 48, 604241920, 48 * 3},
+      {"qwen3-vl-235b-a22b", 4096, 128, 8, 1536, 0, 94, 94, 2416443392, 94 * 3},
+      {"minimind-3-moe", 768, 4, 1, 2432, 0, 8, 8, 22416384, 8 * (4 * 3 + 1)},
+      {"minimind2-moe", 640, 4, 2, 1728, 1728, 8, 8, 16591360, 8 * (4 * 3 + 4)},
       {"switch-base-8", 768, 8, 1, 3072, 0, 24, 12, 37754880, 12 * 17 + 12 * 2},
       {"switch-base-16", 768, 16, 1, 3072, 0, 24, 12, 75509760, 12 * 33 + 12 * 2},
       {"switch-base-32", 768, 32, 1, 3072, 0, 24, 12, 151019520, 12 * 65 + 12 * 2},
@@ -129,16 +135,13 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
 // here: Kimi-K2, whose trillion is a rounded number, and small Switches, which publish none.
 TEST_F(MoeConfigTest, FeedForwardLayersMakeUpMostOfThePublishedTotal) {
   const std::vector<std::pair<const char*, double>> published_billions = {
-      {"mixtral-8x7b", 46.7},         {"mixtral-8x22b", 140.6},
-      {"qwen1.5-moe-a2.7b", 14.3},    {"qwen2-57b-a14b", 57.4},
-      {"qwen3-30b-a3b", 30.5},        {"qwen3-235b-a22b", 235},
-      {"qwen3-coder-480b-a35b", 480}, {"qwen3-next-80b-a3b", 80},
-      {"qwen3.5-35b-a3b", 35},        {"qwen3.5-122b-a10b", 122},
-      {"qwen3.5-397b-a17b", 397},     {"olmoe-1b-7b", 6.9},
-      {"deepseek-v2-lite", 15.7},     {"deepseek-v2", 236},
-      {"deepseek-v3", 671},           {"glm-4.5", 355},
-      {"glm-4.5-air", 106},           {"gpt-oss-20b", 20.9},
-      {"gpt-oss-120b", 116.8},        {"llama-4-scout", 109},
+      {"mixtral-8x7b", 46.7},         {"mixtral-8x22b", 140.6},   {"qwen1.5-moe-a2.7b", 14.3},
+      {"qwen2-57b-a14b", 57.4},       {"qwen3-30b-a3b", 30.5},    {"qwen3-235b-a22b", 235},
+      {"qwen3-coder-480b-a35b", 480}, {"qwen3-next-80b-a3b", 80}, {"qwen3.5-35b-a3b", 35},
+      {"qwen3.5-122b-a10b", 122},     {"qwen3.5-397b-a17b", 397}, {"olmoe-1b-7b", 6.9},
+      {"deepseek-moe-16b", 16.4},     {"deepseek-v2-lite", 15.7}, {"deepseek-v2", 236},
+      {"deepseek-v3", 671},           {"glm-4.5", 355},           {"glm-4.5-air", 106},
+      {"gpt-oss-20b", 20.9},          {"gpt-oss-120b", 116.8},    {"llama-4-scout", 109},
       {"switch-c-2048", 1571},        {"llama-4-maverick", 400}};
   for (const auto& [name, billions] : published_billions) {
     const ModelConfig config = published(name);
@@ -172,6 +175,10 @@ TEST_F(MoeConfigTest, EveryFamilyHasItsRule) {
       {"qwen1.5-moe-a2.7b", Score::kSoftmax, 1, 1, kBest, false, 1, kOut, false, false, true},
       {"qwen3-30b-a3b", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
       {"qwen3.5-35b-a3b", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, true},
+      {"qwen3-vl-30b-a3b", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
+      {"deepseek-moe-16b", Score::kSoftmax, 1, 1, kBest, false, 1, kOut, false, false, false},
+      {"minimind-3-moe", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
+      {"minimind2-moe", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
       {"deepseek-v2-lite", Score::kSoftmax, 1, 1, kBest, false, 1, kOut, false, false, false},
       {"deepseek-v3", Score::kSigmoid, 8, 4, GroupScore::kTwoBest, true, 2.5F, kOut, true, false,
        false},
@@ -195,7 +202,9 @@ TEST_F(MoeConfigTest, EveryFamilyHasItsRule) {
     EXPECT_EQ(spec.router_bias.has_value(), row.router_bias);
     EXPECT_EQ(spec.shared_gate.has_value(), row.shared_gate);
   }
-  EXPECT_EQ(published("deepseek-v3").moe->route.epsilon, 1e-20F);
+  for (const char* name : {"deepseek-v3", "deepseek-moe-16b", "minimind-3-moe", "minimind2-moe"}) {
+    EXPECT_EQ(published(name).moe->route.epsilon, 1e-20F) << name;
+  }
   EXPECT_EQ(published("qwen3-30b-a3b").moe->route.epsilon, 0.0F);
 }
 
@@ -237,6 +246,80 @@ TEST_F(MoeConfigTest, AbsentFieldsMeanWhatTheFamilysClassMeans) {
   EXPECT_THAT(mixtures(read(v3)), ElementsAre(0, 1, 2, 3, 4));
   EXPECT_EQ(read(v3).moe->shared_intermediate_size, 0);
   EXPECT_FALSE(read(v3).moe->correction_bias);
+}
+
+TEST_F(MoeConfigTest, AFieldThatOnlyOlderFilesHaveTellsThemApart) {
+  const Json common = {{"model_type", "minimind"},
+                       {"hidden_size", 16},
+                       {"intermediate_size", 24},
+                       {"num_hidden_layers", 2},
+                       {"use_moe", true}};
+  Json newer = common;
+  newer["num_experts"] = 4;
+  EXPECT_EQ(read(newer).model_type, "minimind");
+  EXPECT_EQ(read(newer).moe->route.top_k, 1);
+  EXPECT_TRUE(read(newer).moe->route.normalize) << "one of one weighs 1";
+  EXPECT_EQ(read(newer).moe->intermediate_size, 24);
+  EXPECT_EQ(read(newer).moe->shared_intermediate_size, 0);
+  newer["moe_intermediate_size"] = 8;
+  EXPECT_EQ(read(newer).moe->intermediate_size, 8);
+  newer.erase("moe_intermediate_size");
+  newer.erase("intermediate_size");
+  expect_error(ExitCode::kData, "no moe_intermediate_size", newer);
+
+  Json older = common;
+  older["n_routed_experts"] = 6;
+  const ModelConfig config = read(older);
+  EXPECT_EQ(config.model_type, "minimind2");
+  EXPECT_EQ(config.moe->route.experts, 6);
+  EXPECT_EQ(config.moe->route.top_k, 2);
+  EXPECT_EQ(config.moe->shared_experts, 1);
+  EXPECT_EQ(config.moe->shared_intermediate_size, 24);
+  EXPECT_EQ(parse_model_config(config.canonical_text, "again").model_type, "minimind2");
+  EXPECT_EQ(read(older, {{"n_shared_experts", "3"}}).moe_spec(1).shared.size(), 3U);
+  EXPECT_TRUE(read(older, {{"n_shared_experts", "0"}}).moe_spec(1).shared.empty());
+  expect_error(ExitCode::kUsage, "n_shared_experts is 17 (absurd: more than 16)", older,
+               {{"n_shared_experts", "17"}});
+  expect_error(ExitCode::kUsage, "no such field of minimind2 models", older,
+               {{"num_experts", "2"}});
+  older["model_type"] = "minimind2";
+  EXPECT_EQ(read(older).moe->route.experts, 6);
+
+  older["model_type"] = "minimind";
+  older["num_experts"] = 4;
+  expect_error(ExitCode::kData, "both num_experts and n_routed_experts are there", older);
+}
+
+TEST_F(MoeConfigTest, ASwitchMakesAllLayersDense) {
+  for (const char* experts : {"num_experts", "n_routed_experts"}) {
+    Json json = {{"model_type", "minimind"}, {"hidden_size", 16},        {"intermediate_size", 24},
+                 {"num_hidden_layers", 2},   {"num_experts_per_tok", 9}, {experts, 4}};
+    const ModelConfig config = read(json);
+    EXPECT_FALSE(config.moe) << "and nobody asks whether nine of four can be";
+    EXPECT_EQ(config.layer_spec(1).parameters(), 3 * 16 * 24);
+    EXPECT_THROW((void)config.moe_spec(1), Error);
+    expect_error(ExitCode::kUsage, "num_experts_per_tok 9 is more than", json,
+                 {{"use_moe", "true"}});
+    json["use_moe"] = "yes";
+    expect_error(ExitCode::kData, "use_moe is \"yes\" (not true or false)", json);
+  }
+}
+
+TEST_F(MoeConfigTest, ATokensOnlyExpertKeepsItsScoreWhereTheFamilyNormalisesSeveral) {
+  for (const auto& [type, alone] : std::vector<std::pair<const char*, bool>>{
+           {"deepseek", false}, {"minimind2", false}, {"minimind", true}, {"qwen3_moe", true}}) {
+    Json json = qwen3_moe();
+    json["model_type"] = type;
+    json["use_moe"] = true;
+    json["norm_topk_prob"] = true;
+    if (find_family(type)->moe->experts_keys.front() == "n_routed_experts") {
+      json.erase("num_experts");
+      json["n_routed_experts"] = 6;
+    }
+    EXPECT_TRUE(read(json).moe->route.normalize) << type;
+    json["num_experts_per_tok"] = 1;
+    EXPECT_EQ(read(json).moe->route.normalize, alone) << type;
+  }
 }
 
 TEST_F(MoeConfigTest, TheFamilysRuleSaysWhichLayersAreMixtures) {

@@ -28,11 +28,26 @@ using testing::OnDevice;
 
 std::vector<std::string> golden_models() {
   std::vector<std::string> paths;
-  for (const char* model :
-       {"deepseek_v2/bf16", "deepseek_v2_lite/bf16", "deepseek_v3/bf16", "glm4_moe/bf16",
-        "gpt_oss/bf16", "gpt_oss/f32", "llama4/bf16", "mixtral/bf16", "mixtral/f32", "olmoe/bf16",
-        "qwen2_moe/bf16", "qwen3_5_moe/bf16", "qwen3_moe/bf16", "qwen3_moe_fused/bf16",
-        "qwen3_next/bf16", "switch_transformers/bf16"}) {
+  for (const char* model : {"deepseek/bf16",
+                            "deepseek_v2/bf16",
+                            "deepseek_v2_lite/bf16",
+                            "deepseek_v3/bf16",
+                            "glm4_moe/bf16",
+                            "gpt_oss/bf16",
+                            "gpt_oss/f32",
+                            "llama4/bf16",
+                            "minimind/bf16",
+                            "minimind2/bf16",
+                            "mixtral/bf16",
+                            "mixtral/f32",
+                            "olmoe/bf16",
+                            "qwen2_moe/bf16",
+                            "qwen3_5_moe/bf16",
+                            "qwen3_moe/bf16",
+                            "qwen3_moe_fused/bf16",
+                            "qwen3_next/bf16",
+                            "qwen3_vl_moe/bf16",
+                            "switch_transformers/bf16"}) {
     paths.push_back(std::string(GATEFOLD_SOURCE_DIR "/tests/golden/") + model);
   }
   return paths;

@@ -46,6 +46,7 @@ ModelConfig config_of(const std::string& model_type) {
   config.moe->route.top_k = 2;
   config.moe->intermediate_size = 8;
   config.moe->shared_intermediate_size = family.moe->shared_width == SharedWidth::kNone ? 0 : 12;
+  if (family.moe->shared_width == SharedWidth::kListOfOneExpert) config.moe->shared_experts = 2;
   config.moe->router_bias = family.moe->router_bias.otherwise;
   config.moe->expert_bias = family.moe->expert_bias.otherwise;
   config.moe->correction_bias = family.moe->method == TopKMethod::kNoAuxTc;
@@ -71,8 +72,9 @@ const std::vector<std::string>& moe_types() {
 }
 
 TEST(MoeFamilies, MostKeepEachExpertByItself) {
-  for (const char* type : {"qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe", "deepseek_v2",
-                           "deepseek_v3", "kimi_k2", "glm4_moe"}) {
+  for (const char* type :
+       {"qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe", "deepseek_v2", "deepseek_v3", "kimi_k2",
+        "glm4_moe", "deepseek", "minimind", "minimind2"}) {
     SCOPED_TRACE(type);
     const MoeSpec spec = config_of(type).moe_spec(1);
     EXPECT_EQ(spec.router.name, "model.layers.1.mlp.gate.weight");
@@ -112,6 +114,64 @@ TEST(MoeFamilies, StacksHoldAnExpertBehindTheOther) {
   EXPECT_THAT(expert.down.stored_shape, ElementsAre(4, 16, 8));
   EXPECT_EQ(expert.down.row_offset, 2 * 16);
   EXPECT_EQ(stored_tensors(spec).size(), 7U) << "router, two stacks, shared expert and its gate";
+}
+
+TEST(MoeFamilies, TheOldMinimindKeepsAListOfSharedExperts) {
+  ModelConfig config = config_of("minimind2");
+  const MoeSpec spec = config.moe_spec(0);
+  ASSERT_EQ(spec.shared.size(), 2U);
+  EXPECT_EQ(spec.shared[1].down.name, "model.layers.0.mlp.shared_experts.1.down_proj.weight");
+  EXPECT_EQ(spec.shared[1].intermediate_size, 12);
+  EXPECT_EQ(spec.parameters(2), 4 * 16 + 2 * 3 * 16 * 8 + 2 * 3 * 16 * 12);
+  // More or fewer of them in the file.
+  const ShapeSource two = source_of(spec);
+  config.moe->shared_experts = 1;
+  expect_unresolved(config, two, "holds model.layers.0.mlp.shared_experts.1.gate_proj.weight");
+  config.moe->shared_experts = 3;
+  expect_unresolved(config, two, "no tensor model.layers.0.mlp.shared_experts.2.gate_proj.weight");
+  config.moe->shared_experts = config.moe->shared_intermediate_size = 0;
+  expect_unresolved(config, two, "holds model.layers.0.mlp.shared_experts.0.gate_proj.weight");
+  // One wide MLP is another model's.
+  config = config_of("minimind2");
+  ShapeSource wide = two;
+  wide.shapes["model.layers.0.mlp.shared_experts.up_proj.weight"] = {24, 16};
+  expect_unresolved(config, wide, "config.json has no such shared expert");
+  ShapeSource list = source_of(config_of("deepseek").moe_spec(0));
+  list.shapes["model.layers.0.mlp.shared_experts.0.up_proj.weight"] = {12, 16};
+  expect_unresolved(config_of("deepseek"), list, "config.json has no such shared expert");
+}
+
+TEST(MoeFamilies, Qwen3VlStacksThemTransposedUnderItsTextModel) {
+  const MoeSpec spec = config_of("qwen3_vl_moe").moe_spec(0);
+  EXPECT_EQ(spec.router.name, "model.language_model.layers.0.mlp.gate.weight");
+  const FfnSpec& expert = spec.experts[2];
+  EXPECT_EQ(expert.up.name, "model.language_model.layers.0.mlp.experts.gate_up_proj");
+  EXPECT_TRUE(expert.up.transposed && expert.gate->transposed && expert.down.transposed);
+  EXPECT_EQ(expert.up.row_offset, 8);
+  EXPECT_EQ(expert.up.column_offset, 2 * 16);
+}
+
+// Newer transformers save Qwen3-VL's experts as they have them in memory, under the same names.
+// One of the two tensors has another shape then, whatever the sizes; a mix of both is neither.
+TEST(ResolveMoe, TwoLayoutsUnderOneNameAreToldApartByBothTensors) {
+  for (const std::int64_t hidden : {8, 16, 24}) {
+    SCOPED_TRACE(hidden);
+    ModelConfig config = config_of("qwen3_vl_moe");
+    config.hidden_size = hidden;
+    const std::string experts = "model.language_model.layers.0.mlp.experts.";
+    const ShapeSource published = source_of(config.moe_spec(0));
+    EXPECT_TRUE(resolve_moe(config, 0, published).experts[1].up.transposed);
+    ShapeSource again = published;
+    again.shapes[experts + "gate_up_proj"] = {4, 16, hidden};
+    again.shapes[experts + "down_proj"] = {4, hidden, 8};
+    const FfnSpec expert = resolve_moe(config, 0, again).experts[1];
+    EXPECT_FALSE(expert.gate->transposed || expert.up.transposed || expert.down.transposed);
+    EXPECT_EQ(expert.up.row_offset, 16 + 8);
+    if (hidden == 24) {
+      again.shapes[experts + "down_proj"] = {4, 8, hidden};
+      expect_unresolved(config, again, "gate_up_proj has shape [4,16,24]");
+    }
+  }
 }
 
 TEST(MoeFamilies, Llama4StacksThemTransposed) {
