@@ -24,7 +24,7 @@ enum class ExpertLayout {
 struct ExpertNames {
   ExpertLayout layout = ExpertLayout::kPerExpert;
   std::string_view router = "mlp.gate";
-  // Per expert, {} stands for its number and `.weight` follows; stacked, no suffix does.
+  // Per expert, {} stands for its number and `.weight` follows; stacked, these are whole names.
   std::string_view gate = "mlp.experts.{}.gate_proj";
   std::string_view up = "mlp.experts.{}.up_proj";
   std::string_view down = "mlp.experts.{}.down_proj";

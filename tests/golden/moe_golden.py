@@ -14,6 +14,7 @@ TEXT = dict(hidden_size=HIDDEN, num_attention_heads=2, num_key_value_heads=1, he
             **IDS)
 LINEAR = dict(head_dim=8, linear_key_head_dim=4, linear_value_head_dim=4, linear_num_key_heads=1,
               linear_num_value_heads=2)
+GRANITE = dict({key: value for key, value in TEXT.items() if key != "head_dim"}, residual_multiplier=0.22)
 MLA = dict({key: value for key, value in TEXT.items() if key != "head_dim"}, num_key_value_heads=2, q_lora_rank=8,
            kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4)
 
@@ -55,6 +56,19 @@ def deepseek(layers, shared, **more):
         **MLA, num_hidden_layers=layers, intermediate_size=DENSE, moe_intermediate_size=INTER, n_routed_experts=5,
         num_experts_per_tok=2, n_shared_experts=shared, topk_method="greedy", n_group=1, topk_group=1,
         routed_scaling_factor=1.0, norm_topk_prob=False, **more))
+
+
+class WithShared(torch.nn.Module):
+    """Granite's experts and shared expert, which the layer adds up by itself."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.router, self.experts = layer.block_sparse_moe.router, layer.block_sparse_moe.experts
+        self.shared_mlp = layer.shared_mlp
+        self.routed = (layer.block_sparse_moe,)  # not a module of its own: its parameters are there
+
+    def forward(self, x):
+        return self.routed[0](x) + self.shared_mlp(x)
 
 
 def llama4():
@@ -115,15 +129,22 @@ FAMILIES = {
         **TEXT, num_hidden_layers=1, intermediate_size=INTER, moe_intermediate_size=INTER, num_experts=5,
         num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])),
     "minimind2": lambda: deepseek(1, shared=2, first_k_dense_replace=0),
+    "granitemoe": lambda: tf.GraniteMoeForCausalLM(tf.GraniteMoeConfig(
+        **GRANITE, num_hidden_layers=1, intermediate_size=INTER, num_local_experts=5, num_experts_per_tok=2)),
+    "granitemoe_fused": lambda: tf.GraniteMoeForCausalLM(tf.GraniteMoeConfig(
+        **GRANITE, num_hidden_layers=1, intermediate_size=INTER, num_local_experts=5, num_experts_per_tok=2)),
+    "granitemoeshared": lambda: tf.GraniteMoeSharedForCausalLM(tf.GraniteMoeSharedConfig(
+        **GRANITE, num_hidden_layers=1, intermediate_size=INTER, num_local_experts=4, num_experts_per_tok=2,
+        shared_intermediate_size=SHARED)),
 }
 
 F32_TOO = {"mixtral", "gpt_oss"}  # bf16 alone for the others: their goldens are those of fp32 arithmetic anyway
-FUSED = {"qwen3_moe_fused", "qwen3_5_moe"}  # stored as one tensor of all experts
+FUSED = {"qwen3_moe_fused", "qwen3_5_moe", "granitemoe_fused"}  # stored as one tensor of all experts
 
 
 def base(family):
     """Whose formulas and weights it has."""
-    return {"qwen3_moe_fused": "qwen3_moe", "deepseek_v2_lite": "deepseek_v2"}.get(family, family)
+    return {"qwen3_moe_fused": "qwen3_moe", "granitemoe_fused": "granitemoe", "deepseek_v2_lite": "deepseek_v2"}.get(family, family)
 
 
 REWRITTEN = {"deepseek", "minimind", "minimind2", "qwen3_vl_moe"}
@@ -165,6 +186,10 @@ def mlps(model):
     family = model.config.model_type
     if family == "switch_transformers":
         return [block.layer[-1].mlp for stack in (model.encoder, model.decoder) for block in stack.block]
+    if family == "granitemoe":
+        return [layer.block_sparse_moe for layer in model.model.layers]
+    if family == "granitemoeshared":
+        return [WithShared(layer) for layer in model.model.layers]
     if family == "llama4":
         return [layer.feed_forward for layer in model.language_model.model.layers]
     nested = family in ("qwen3_5_moe", "qwen3_vl_moe")
@@ -253,9 +278,9 @@ def get(config, key, default=None):
 def route(config, family, logits, correction):
     """(ids, weights, smallest gap) of one token."""
     k, gaps = get(config, "num_experts_per_tok", 1), []
-    if family in ("gpt_oss", "llama4"):
+    if family in ("gpt_oss", "llama4") or family.startswith("granite"):
         ids, gap = largest(logits, k)
-        return ids, (softmax if family == "gpt_oss" else sigmoid)(logits[ids]), gap
+        return ids, (sigmoid if family == "llama4" else softmax)(logits[ids]), gap
     v3 = family in ("deepseek_v3", "glm4_moe")
     scores = sigmoid(logits) if v3 else softmax(logits)
     choice = scores + correction
@@ -287,7 +312,9 @@ def expert(family, w, p, e):
             gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
             return ((up + 1) * gate * sigmoid(1.702 * gate)) @ down + down_bias
         return clamped
-    if p + "experts.gate_up_proj" in w:
+    if p + "input_linear.weight" in w:
+        (gate, up), down = np.split(w[p + "input_linear.weight"][e], 2), w[p + "output_linear.weight"][e]
+    elif p + "experts.gate_up_proj" in w:
         both, down = w[p + "experts.gate_up_proj"][e], w[p + "experts.down_proj"][e]
         if family == "llama4" or (family == "qwen3_vl_moe" and both.shape[0] == HIDDEN):
             both, down = both.T, down.T
@@ -307,14 +334,15 @@ def prefix(family, config, n):
         blocks = config["num_layers"]
         return f"encoder.block.{n}.layer.1.mlp." if n < blocks else f"decoder.block.{n - blocks}.layer.2.mlp."
     before = {"qwen3_5_moe": "model.language_model.", "qwen3_vl_moe": "model.language_model.", "llama4": "language_model.model."}.get(family, "model.")
-    block = {"mixtral": "block_sparse_moe.", "llama4": "feed_forward."}.get(family, "mlp.")
+    granite = dict.fromkeys(("granitemoe", "granitemoeshared"), "block_sparse_moe.")
+    block = {**granite, "mixtral": "block_sparse_moe.", "llama4": "feed_forward."}.get(family, "mlp.")
     return f"{before}layers.{n}.{block}"
 
 
 def by_hand(family, config, w, n, x):
     """(y, ids or None, weights, gap of each token) of layer n, a token's heaviest expert first."""
     p = prefix(family, config, n)
-    names = ("router.classifier.weight", "router.weight", "gate.weight")
+    names = ("router.classifier.weight", "router.layer.weight", "router.weight", "gate.weight")
     gate = next((w[p + name] for name in names if p + name in w), None)
     if gate is None:
         if family == "switch_transformers":
@@ -335,4 +363,8 @@ def by_hand(family, config, w, n, x):
         if p + name + "up_proj.weight" in w:
             g = w.get(p + "shared_expert_gate.weight")
             y += dense(w, p + name, x) * (1.0 if g is None else sigmoid(x @ g.T))
+    shared = p.replace("block_sparse_moe", "shared_mlp")
+    if family == "granitemoeshared":
+        gate, up = np.split(x @ w[shared + "input_linear.weight"].T, 2, axis=-1)
+        y += (silu(gate) * up) @ w[shared + "output_linear.weight"].T
     return y, np.array(all_ids), np.array(all_weights), np.array(gaps)

@@ -86,6 +86,8 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
       {"llama-4-maverick", 5120, 128, 1, 8192, 8192, 48, 24, 16232611840, 24 * 6 + 24 * 3},
       {"qwen3-vl-30b-a3b", 2048, 128, 8, 768, 0, 48, 48, 604241920, 48 * 3},
       {"qwen3-vl-235b-a22b", 4096, 128, 8, 1536, 0, 94, 94, 2416443392, 94 * 3},
+      {"granite-3.1-1b-a400m", 1024, 32, 8, 512, 0, 24, 24, 50364416, 24 * 3},
+      {"granite-3.1-3b-a800m", 1536, 40, 8, 512, 0, 32, 32, 94433280, 32 * 3},
       {"minimind-3-moe", 768, 4, 1, 2432, 0, 8, 8, 22416384, 8 * (4 * 3 + 1)},
       {"minimind2-moe", 640, 4, 2, 1728, 1728, 8, 8, 16591360, 8 * (4 * 3 + 4)},
       {"switch-base-8", 768, 8, 1, 3072, 0, 24, 12, 37754880, 12 * 17 + 12 * 2},
@@ -177,6 +179,8 @@ TEST_F(MoeConfigTest, EveryFamilyHasItsRule) {
       {"qwen3.5-35b-a3b", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, true},
       {"qwen3-vl-30b-a3b", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
       {"deepseek-moe-16b", Score::kSoftmax, 1, 1, kBest, false, 1, kOut, false, false, false},
+      {"granite-3.1-1b-a400m", Score::kSoftmaxOfChosen, 1, 1, kBest, false, 1, kOut, false, false,
+       false},
       {"minimind-3-moe", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
       {"minimind2-moe", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
       {"deepseek-v2-lite", Score::kSoftmax, 1, 1, kBest, false, 1, kOut, false, false, false},
@@ -248,6 +252,19 @@ TEST_F(MoeConfigTest, AbsentFieldsMeanWhatTheFamilysClassMeans) {
   EXPECT_FALSE(read(v3).moe->correction_bias);
 }
 
+TEST_F(MoeConfigTest, ASharedExpertOfNoWidthIsNone) {
+  Json json = {{"model_type", "granitemoeshared"}, {"hidden_size", 16},
+               {"intermediate_size", 8},           {"num_local_experts", 4},
+               {"num_experts_per_tok", 2},         {"num_hidden_layers", 1}};
+  EXPECT_TRUE(read(json).moe_spec(0).shared.empty());
+  json["shared_intermediate_size"] = 0;
+  EXPECT_TRUE(read(json).moe_spec(0).shared.empty());
+  json["shared_intermediate_size"] = 12;
+  EXPECT_EQ(read(json).moe_spec(0).shared.at(0).intermediate_size, 12);
+  json["shared_intermediate_size"] = -1;
+  expect_error(ExitCode::kData, "shared_intermediate_size is -1 (must not be negative)", json);
+}
+
 TEST_F(MoeConfigTest, AFieldThatOnlyOlderFilesHaveTellsThemApart) {
   const Json common = {{"model_type", "minimind"},
                        {"hidden_size", 16},
@@ -298,7 +315,7 @@ TEST_F(MoeConfigTest, ASwitchMakesAllLayersDense) {
     EXPECT_FALSE(config.moe) << "and nobody asks whether nine of four can be";
     EXPECT_EQ(config.layer_spec(1).parameters(), 3 * 16 * 24);
     EXPECT_THROW((void)config.moe_spec(1), Error);
-    expect_error(ExitCode::kUsage, "num_experts_per_tok 9 is more than", json,
+    expect_error(ExitCode::kData, "num_experts_per_tok 9 is more than", json,
                  {{"use_moe", "true"}});
     json["use_moe"] = "yes";
     expect_error(ExitCode::kData, "use_moe is \"yes\" (not true or false)", json);

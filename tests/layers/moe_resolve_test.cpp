@@ -174,6 +174,36 @@ TEST(ResolveMoe, TwoLayoutsUnderOneNameAreToldApartByBothTensors) {
   }
 }
 
+TEST(MoeFamilies, GraniteFusesGateAndUpOfExpertsAndOfTheSharedOne) {
+  const ModelConfig config = config_of("granitemoeshared");
+  const MoeSpec spec = config.moe_spec(1);
+  const std::string layer = "model.layers.1.";
+  EXPECT_EQ(spec.router.name, layer + "block_sparse_moe.router.layer.weight");
+  const FfnSpec& expert = spec.experts[2];
+  EXPECT_EQ(expert.up.name, layer + "block_sparse_moe.input_linear.weight");
+  EXPECT_EQ(expert.gate->name, expert.up.name);
+  EXPECT_THAT(expert.up.stored_shape, ElementsAre(4, 16, 16));
+  EXPECT_EQ(expert.gate->row_offset, 2 * 16);
+  EXPECT_EQ(expert.up.row_offset, 2 * 16 + 8);
+  EXPECT_EQ(expert.down.name, layer + "block_sparse_moe.output_linear.weight");
+  EXPECT_THAT(expert.down.stored_shape, ElementsAre(4, 16, 8));
+  const FfnSpec& shared = spec.shared.at(0);
+  EXPECT_EQ(shared.gate->name, layer + "shared_mlp.input_linear.weight");
+  EXPECT_EQ(shared.up.name, shared.gate->name);
+  EXPECT_THAT(shared.up.stored_shape, ElementsAre(24, 16));
+  EXPECT_EQ(shared.gate->row_offset, 0);
+  EXPECT_EQ(shared.up.row_offset, 12);
+  EXPECT_EQ(shared.down.name, layer + "shared_mlp.output_linear.weight");
+  EXPECT_EQ(stored_tensors(spec).size(), 5U);
+  // A shared expert that the config doesn't have, and a bias that no Granite has.
+  ModelConfig alone = config;
+  alone.moe->shared_intermediate_size = 0;
+  ShapeSource source = source_of(config.moe_spec(0));
+  expect_unresolved(alone, source, "holds model.layers.0.shared_mlp.input_linear.weight");
+  source.shapes["model.layers.0.block_sparse_moe.input_linear.bias"] = {4, 16};
+  expect_unresolved(config, source, "granitemoeshared layers have none");
+}
+
 TEST(MoeFamilies, Llama4StacksThemTransposed) {
   const FfnSpec expert = config_of("llama4").moe_spec(0).experts[2];
   EXPECT_EQ(expert.up.name, "language_model.model.layers.0.feed_forward.experts.gate_up_proj");
