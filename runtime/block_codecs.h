@@ -27,7 +27,7 @@ constexpr float f8_e4m3_to_float(std::uint8_t code) {
 constexpr float f4_e2m1_to_float(unsigned code) {
   const std::uint32_t sign = (code & 8U) << 28;
   const std::uint32_t magnitude = code & 7U;
-  const std::uint32_t half = magnitude * 0x3f000000U;  // of 0 and 1
+  const std::uint32_t half = (0U - magnitude) & 0x3f000000U;  // of 0 and 1
   return std::bit_cast<float>(sign | select(magnitude < 2, half, (magnitude << 22) + (126U << 23)));
 }
 
@@ -51,5 +51,9 @@ inline constexpr std::int64_t kMxGroupBytes = 16;
 /// overflow to infinity. A byte's low half comes first.
 void decode_mxfp4(const std::byte* codes, const std::byte* scales, std::int64_t groups,
                   std::uint16_t* out);
+
+/// 32 rows of 32 elements, `in_step` apart, turned: 32 columns, `out_step` apart.
+void transpose_group(const std::uint16_t* in, std::int64_t in_step, std::uint16_t* out,
+                     std::int64_t out_step);
 
 }  // namespace gatefold

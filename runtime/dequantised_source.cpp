@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -23,7 +24,7 @@ constexpr std::string_view kMxScales = "_scales";
 /// Codes in memory at a time: what the second level of any cache holds beside their values.
 constexpr std::int64_t kStagedBytes = std::int64_t{1} << 18;
 /// Rows that are transposed at a time: a cache line of bf16 on the other side.
-constexpr std::int64_t kTile = 32;
+constexpr std::int64_t kTile = kMxGroup;
 
 constexpr std::string_view kIncomplete = "download the model again";
 constexpr std::string_view kMismatch = "check that config.json and the files belong together";
@@ -40,11 +41,29 @@ std::string joined(std::string_view name, std::string_view suffix) {
   return std::string(name) + std::string(suffix);
 }
 
-/// out [columns, stride] = in [rows, columns] turned; out's first row is in's first column.
-void transpose(const std::uint16_t* in, std::int64_t row_step, std::int64_t rows,
-               std::int64_t columns, std::uint16_t* out, std::int64_t stride) {
-  for (std::int64_t c = 0; c < columns; ++c) {
-    for (std::int64_t r = 0; r < rows; ++r) out[c * stride + r] = in[r * row_step + c];
+/// What is read of each row for bytes `wanted` of it: of short rows all, since the pages are the
+/// same, and one call reads many rows.
+Range staged_bytes(std::int64_t row_bytes, Range wanted) {
+  constexpr std::int64_t kPageBytes = 4096;
+  return row_bytes <= kPageBytes ? Range{0, row_bytes} : wanted;
+}
+
+/// Columns `across` of up to 32 rows `in_step` apart, turned; `in` has room for 32 whole rows of
+/// whole groups. Columns are `out_step` apart.
+void transpose(const std::uint16_t* in, std::int64_t in_step, std::int64_t rows, Range across,
+               std::uint16_t* out, std::int64_t out_step) {
+  std::array<std::uint16_t, kMxGroup * kMxGroup> edge;
+  for (std::int64_t group = 0; group < across.end; group += kMxGroup) {
+    const Range part{std::max(group, across.begin), std::min(group + kMxGroup, across.end)};
+    std::uint16_t* const to = out + (part.begin - across.begin) * out_step;
+    if (rows == kMxGroup && part.size() == kMxGroup) {
+      transpose_group(in + group, in_step, to, out_step);
+      continue;
+    }
+    transpose_group(in + group, in_step, edge.data(), kMxGroup);
+    for (std::int64_t c = part.begin; c < part.end; ++c) {
+      std::copy_n(edge.data() + (c - group) * kMxGroup, rows, to + (c - part.begin) * out_step);
+    }
   }
 }
 
@@ -199,64 +218,73 @@ void DequantisedSource::read(const std::string& name, Range rows, Range cols,
 }
 
 void DequantisedSource::read_f8(const Blocks& blocks, Range rows, Range cols, float* out) const {
-  const std::int64_t step = std::clamp<std::int64_t>(kStagedBytes / cols.size(), 1, rows.size());
+  const Range staged = staged_bytes(blocks.columns, cols);
+  const std::int64_t step = std::clamp<std::int64_t>(kStagedBytes / staged.size(), 1, rows.size());
   const std::int64_t scale_rows = ceil_div(blocks.rows, f8_block_.rows);  // of one matrix
   const auto scale_row = [&](std::int64_t row) {
     return row / blocks.rows * scale_rows + row % blocks.rows / f8_block_.rows;
   };
   const Range scale_cols{cols.begin / f8_block_.columns, ceil_div(cols.end, f8_block_.columns)};
-  std::vector<std::byte> codes(static_cast<std::size_t>(step * cols.size()));
+  std::vector<std::byte> codes(static_cast<std::size_t>(step * staged.size()));
   std::vector<float> scales;
   for (std::int64_t row = rows.begin; row < rows.end; row += step) {
     const Range part{row, std::min(row + step, rows.end)};
     const Range part_scales{scale_row(part.begin), scale_row(part.end - 1) + 1};
-    checkpoint_->read_bytes(blocks.codes, blocks.columns, part, cols, codes.data());
+    checkpoint_->read_bytes(blocks.codes, blocks.columns, part, staged, codes.data());
     scales.resize(static_cast<std::size_t>(part_scales.size() * scale_cols.size()));
     read_as_float(*checkpoint_, blocks.scales, part_scales, scale_cols, scales.data());
+    const std::byte* in = codes.data() + cols.begin - staged.begin;
     for (std::int64_t r = part.begin; r < part.end; ++r) {
-      decode_f8_e4m3(codes.data() + (r - part.begin) * cols.size(), cols, f8_block_.columns,
+      decode_f8_e4m3(in, cols, f8_block_.columns,
                      scales.data() + (scale_row(r) - part_scales.begin) * scale_cols.size(), out);
+      in += staged.size();
       out += cols.size();
     }
   }
 }
 
-/// Rows of the plain tensor are columns of the stored one, and the other way round.
 void DequantisedSource::read_mxfp4(const Blocks& blocks, Range rows, Range cols,
                                    std::uint16_t* out) const {
-  const std::int64_t row_groups = blocks.columns / kMxGroup;
-  std::vector<std::byte> codes;
-  std::vector<std::byte> scales;
-  std::vector<std::uint16_t> tile;
   for (std::int64_t at = rows.begin; at < rows.end;) {  // matrix by matrix
     const std::int64_t matrix = at / blocks.columns;
     const std::int64_t first = matrix * blocks.columns;
     const Range across{at - first, std::min(rows.end - first, blocks.columns)};
-    const Range groups{across.begin / kMxGroup, ceil_div(across.end, kMxGroup)};
-    const Range bytes{groups.begin * kMxGroupBytes, groups.end * kMxGroupBytes};
-    const std::int64_t width = groups.size() * kMxGroup;
-    const std::int64_t step = std::max(kTile, kStagedBytes / bytes.size() / kTile * kTile);
-    tile.resize(static_cast<std::size_t>(kTile * width));
-    for (std::int64_t col = cols.begin; col < cols.end; col += step) {
-      const std::int64_t count = std::min(step, cols.end - col);
-      const std::int64_t stored = matrix * blocks.rows + col;
-      codes.resize(static_cast<std::size_t>(count * bytes.size()));
-      scales.resize(static_cast<std::size_t>(count * groups.size()));
-      checkpoint_->read_bytes(blocks.codes, row_groups * kMxGroupBytes, {stored, stored + count},
-                              bytes, codes.data());
-      checkpoint_->read_bytes(blocks.scales, row_groups, {stored, stored + count}, groups,
-                              scales.data());
-      for (std::int64_t r = 0; r < count; r += kTile) {
-        const std::int64_t n = std::min(kTile, count - r);
-        // The rows of a tile lie behind one another, whole groups each: one run of groups.
-        decode_mxfp4(codes.data() + r * bytes.size(), scales.data() + r * groups.size(),
-                     n * groups.size(), tile.data());
-        transpose(tile.data() + across.begin % kMxGroup, width, n, across.size(),
-                  out + (col - cols.begin) + r, cols.size());
-      }
-    }
+    const std::int64_t stored = matrix * blocks.rows;
+    read_turned(blocks, {stored + cols.begin, stored + cols.end}, across, out);
     out += across.size() * cols.size();
     at = first + across.end;
+  }
+}
+
+/// Elements `across` of `rows` of the stored matrices, as columns: `out` [across, rows].
+void DequantisedSource::read_turned(const Blocks& blocks, Range rows, Range across,
+                                    std::uint16_t* out) const {
+  const std::int64_t row_groups = blocks.columns / kMxGroup;
+  const Range groups{across.begin / kMxGroup, ceil_div(across.end, kMxGroup)};
+  const Range bytes{groups.begin * kMxGroupBytes, groups.end * kMxGroupBytes};
+  const Range staged = staged_bytes(row_groups * kMxGroupBytes, bytes);
+  const Range staged_scales = staged_bytes(row_groups, groups);
+  const std::int64_t step = std::max(kTile, kStagedBytes / staged.size() / kTile * kTile);
+  const std::int64_t width = groups.size() * kMxGroup;
+  const Range in_tile{across.begin - groups.begin * kMxGroup, across.end - groups.begin * kMxGroup};
+  std::vector<std::byte> codes(static_cast<std::size_t>(step * staged.size()));
+  std::vector<std::byte> scales(static_cast<std::size_t>(step * staged_scales.size()));
+  std::vector<std::uint16_t> tile(static_cast<std::size_t>(kTile * width));
+  for (std::int64_t row = rows.begin; row < rows.end; row += step) {
+    const Range part{row, std::min(row + step, rows.end)};
+    checkpoint_->read_bytes(blocks.codes, row_groups * kMxGroupBytes, part, staged, codes.data());
+    checkpoint_->read_bytes(blocks.scales, row_groups, part, staged_scales, scales.data());
+    const std::byte* code = codes.data() + bytes.begin - staged.begin;
+    const std::byte* scale = scales.data() + groups.begin - staged_scales.begin;
+    for (std::int64_t r = part.begin; r < part.end; r += kTile) {
+      const std::int64_t n = std::min(kTile, part.end - r);
+      for (std::int64_t i = 0; i < n; ++i) {
+        decode_mxfp4(code, scale, groups.size(), tile.data() + i * width);
+        code += staged.size();
+        scale += staged_scales.size();
+      }
+      transpose(tile.data(), width, n, in_tile, out + (r - rows.begin), rows.size());
+    }
   }
 }
 

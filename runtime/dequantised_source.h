@@ -30,9 +30,9 @@ struct BlockSize {
 };
 
 /// A checkpoint whose quantised weights are read as plain ones, under their plain names: code times
-/// scale, each product rounded once. Codes and scales are read for just the rectangle asked for,
-/// whole groups of MXFP4 at its edges, a few hundred kB at a time. What has no scales is as in the
-/// checkpoint.
+/// scale, each product rounded once. Just the rectangle's codes and scales are read, a few hundred
+/// kB at a time: whole groups of MXFP4, and whole rows where those are shorter than a page. What
+/// has no scales is as in the checkpoint.
 class DequantisedSource final : public TensorSource {
  public:
   DequantisedSource(std::unique_ptr<Checkpoint> checkpoint, BlockSize f8_block);
@@ -54,6 +54,7 @@ class DequantisedSource final : public TensorSource {
   Blocks mxfp4_blocks(const std::string& name) const;
   void read_f8(const Blocks& blocks, Range rows, Range cols, float* out) const;
   void read_mxfp4(const Blocks& blocks, Range rows, Range cols, std::uint16_t* out) const;
+  void read_turned(const Blocks& blocks, Range rows, Range across, std::uint16_t* out) const;
   [[noreturn]] void fail(const std::string& problem, std::string_view remedy) const;
 
   std::unique_ptr<Checkpoint> checkpoint_;

@@ -86,7 +86,7 @@ void read_as(const TensorSource& source, const std::string& name, Range rows, Ra
     return;
   }
   // Through a bounded buffer, so that a large matrix doesn't need its stored size once more.
-  constexpr std::int64_t kStageElements = std::int64_t{1} << 22;
+  constexpr std::int64_t kStageElements = std::int64_t{1} << 18;  // stays in a cache
   const std::int64_t step = std::clamp<std::int64_t>(kStageElements / cols.size(), 1, rows.size());
   std::vector<std::byte> stage(static_cast<std::size_t>(step * cols.size() * size_of(info->dtype)));
   for (std::int64_t row = rows.begin; row < rows.end; row += step) {

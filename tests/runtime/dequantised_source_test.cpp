@@ -285,12 +285,14 @@ TEST_F(Dequantised, ManyRowsOfMxfp4AreReadInSeveralTurns) {
 }
 
 TEST_F(Dequantised, ARankReadsNoMoreThanItsPartAndTheScalesOfIt) {
-  write({{"f", "F8_E4M3", {512, 512}, random_bytes(512 * 512, 1)},
-         {"f_scale_inv", "F32", {4, 4}, bytes_of(f8_scales(16))},
-         {"m_blocks", "U8", {2, 64, 8, 16}, random_bytes(2 * 64 * 8 * 16, 2)},
-         {"m_scales", "U8", {2, 64, 8}, random_bytes(2 * 64 * 8, 3)}});
+  write({{"f", "F8_E4M3", {256, 5000}, random_bytes(256 * 5000, 1)},
+         {"f_scale_inv", "F32", {2, 40}, bytes_of(f8_scales(80))},
+         {"m_blocks", "U8", {2, 9, 300, 16}, random_bytes(2 * 9 * 300 * 16, 2)},
+         {"m_scales", "U8", {2, 9, 300}, random_bytes(2 * 9 * 300, 3)},
+         {"short", "F8_E4M3", {256, 4096}, random_bytes(256 * 4096, 1)},
+         {"short_scale_inv", "F32", {2, 32}, bytes_of(f8_scales(64))}});
   const DequantisedSource source = open();
-  std::vector<std::byte> out(512 * 512 * 4);
+  std::vector<std::byte> out(256 * 5000 * 4);
   const auto bytes_read = [&](const std::string& name, Range rows, Range cols) {
     io_faults().reads.clear();
     source.read(name, rows, cols, out.data());
@@ -298,12 +300,30 @@ TEST_F(Dequantised, ARankReadsNoMoreThanItsPartAndTheScalesOfIt) {
     for (const auto& [offset, bytes] : io_faults().reads) sum += bytes;
     return sum;
   };
-  EXPECT_EQ(bytes_read("f", {100, 192}, {0, 512}), 92U * 512 + 2 * 4 * 4);
-  EXPECT_EQ(bytes_read("f", {0, 512}, {130, 250}), 512U * 120 + 4 * 4);
-  // Whole groups of the second matrix's 64 rows, and their scales.
-  EXPECT_EQ(bytes_read("m", {256 + 33, 256 + 100}, {0, 64}), 64U * (3 * 16 + 3));
-  EXPECT_EQ(bytes_read("m", {0, 256}, {10, 20}), 10U * (8 * 16 + 8));
-  EXPECT_EQ(bytes_read("m", {7, 7}, {0, 64}), 0U);
+  EXPECT_EQ(bytes_read("f", {100, 120}, {0, 5000}), 20U * 5000 + 40 * 4);
+  EXPECT_EQ(bytes_read("f", {0, 256}, {130, 250}), 256U * 120 + 2 * 4);
+  // Whole groups of the second matrix's nine rows, whose scales are less than a page each.
+  EXPECT_EQ(bytes_read("m", {9600 + 33, 9600 + 100}, {0, 9}), 9U * (3 * 16 + 300));
+  EXPECT_EQ(bytes_read("m", {0, 9600}, {4, 6}), 2U * (300 * 16 + 300));
+  EXPECT_EQ(bytes_read("m", {7, 7}, {0, 9}), 0U);
+  // The same pages, in few calls.
+  EXPECT_EQ(bytes_read("short", {128, 256}, {0, 1}), 128U * 4096 + 2 * 4);
+  EXPECT_LT(io_faults().reads.size(), 8U);
+}
+
+// Rows above and below a page's length are staged in two ways.
+TEST_F(Dequantised, RowsLongerThanAPageAreCutAsShortOnesAre) {
+  const std::string codes = random_bytes(70 * 260 * 16, 6);
+  const std::string scales = random_bytes(70 * 260, 7);
+  const std::string f8 = random_bytes(3 * 5000, 3);
+  write({{"m_blocks", "U8", {70, 260, 16}, codes},
+         {"m_scales", "U8", {70, 260}, scales},
+         {"f", "F8_E4M3", {3, 5000}, f8},
+         {"f_scale_inv", "F32", {1, 40}, bytes_of(f8_scales(40))}});
+  expect_values(open(), "m", 70, plain_mxfp4(codes, scales, 1, 70, 260), {100, 192, 4097},
+                {0, 33, 70});
+  expect_values(open(), "f", 5000, plain_f8(f8, f8_scales(40), 3, 5000, {}), {0, 1, 3},
+                {0, 129, 4097, 5000});
 }
 
 TEST_F(Dequantised, WhatHasNoScalesIsReadAsItIs) {
