@@ -212,6 +212,7 @@ class CpuDevice final : public Device {
   void router_logits(const LogitRows& io) override;
   void choose_experts(const RouteRule& rule, const float* logits, const float* correction,
                       std::int64_t rows, std::int32_t* ids, float* weights) override;
+  void score_logits(const ScoredLogits& io) override;
   void weigh_rows(const WeighedRows& io) override;
   void combine_rows(const CombinedRows& io) override;
 
@@ -526,6 +527,13 @@ void CpuDevice::choose_experts(const RouteRule& rule, const float* logits, const
   parallel(rows, [&](std::int64_t row, int) {
     choose_for_token(rule, logits + row * rule.experts, correction, ids + row * rule.top_k,
                      weights + row * rule.top_k);
+  });
+}
+
+void CpuDevice::score_logits(const ScoredLogits& io) {
+  parallel(io.rows, [&](std::int64_t row, int) {
+    score_token(io.score, io.experts, io.logits + row * io.experts, io.scores + row * io.experts,
+                io.log_sums + row);
   });
 }
 

@@ -239,6 +239,10 @@ class CudaDevice final : public Device {
     const CurrentGpu current(index_);
     cuda::choose_experts(rule, logits, correction, rows, ids, weights, stream());
   }
+  void score_logits(const ScoredLogits& io) override {
+    const CurrentGpu current(index_);
+    cuda::score_logits(io, stream());
+  }
   void weigh_rows(const WeighedRows& io) override {
     const CurrentGpu current(index_);
     cuda::weigh_rows(io, stream());

@@ -96,6 +96,15 @@ void choose_experts(const RouteRule& rule, const float* logits, const float* cor
   check(cudaGetLastError(), "the kernel that chooses experts");
 }
 
+void score_logits(const ScoredLogits& io, cudaStream_t stream) {
+  if (io.rows == 0) return;
+  const std::int64_t blocks = std::min(ceil_div(io.rows, kMostWarps), kMostChoiceBlocks);
+  with_score(io.score, [&]<Score kScore>() {
+    score_logits<kScore><<<static_cast<unsigned>(blocks), kMostWarps * kWarp, 0, stream>>>(io);
+  });
+  check(cudaGetLastError(), "the kernel that scores logits");
+}
+
 void weigh_rows(const WeighedRows& io, cudaStream_t stream) {
   if (io.count == 0 || io.groups == 0) return;
   weigh_rows<<<row_grid(io.groups * kGroup / kEight, io.count, kThreads), kThreads, 0, stream>>>(

@@ -267,6 +267,18 @@ __device__ inline void keep_groups(const RouteRule& rule, std::int64_t* keys,
   }
 }
 
+/// Of all logits of a token, each lane with its share of them.
+__device__ inline SoftmaxRow softmax_of_warp(const float* logits, std::int64_t experts, int lane) {
+  float max = -std::numeric_limits<float>::infinity();
+  for (std::int64_t e = lane; e < experts; e += kWarp) max = larger_logit(max, logits[e]);
+  max = warp_max(max);
+  float sum = 0.0F;
+  for (std::int64_t e = lane; e < experts; e += kWarp) {
+    sum = __fadd_rn(sum, softmax_term(logits[e], max));
+  }
+  return {max, warp_sum(sum)};
+}
+
 template <Score kScore>
 __global__ void __launch_bounds__(kMostWarps* kWarp) choose_experts(ExpertChoice io) {
   DYNAMIC_SHARED(std::int64_t, all_keys);  // [warp][experts + groups]
@@ -282,14 +294,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) choose_experts(ExpertChoice
     const float* logits = io.logits + row * rule.experts;
     SoftmaxRow softmax;
     if constexpr (kScore == Score::kSoftmax) {
-      float max = kLowest;
-      for (std::int64_t e = lane; e < rule.experts; e += kWarp) max = larger_logit(max, logits[e]);
-      max = warp_max(max);
-      float sum = 0.0F;
-      for (std::int64_t e = lane; e < rule.experts; e += kWarp) {
-        sum = __fadd_rn(sum, softmax_term(logits[e], max));
-      }
-      softmax = {max, warp_sum(sum)};
+      softmax = softmax_of_warp(logits, rule.experts, lane);
     }
     for (std::int64_t e = lane; e < rule.experts; e += kWarp) {
       float choice = score_of<kScore>(logits[e], softmax);
@@ -319,6 +324,31 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) choose_experts(ExpertChoice
     if (!has_one) continue;
     io.ids[row * rule.top_k + lane] = static_cast<std::int32_t>(own);
     io.weights[row * rule.top_k + lane] = final_weight(rule, weight, sum);
+  }
+}
+
+/// See ScoredLogits.
+template <Score kScore>
+__global__ void __launch_bounds__(kMostWarps* kWarp) score_logits(ScoredLogits io) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const auto warps = static_cast<std::int64_t>(blockDim.x) / kWarp;
+  for (std::int64_t row = blockIdx.x * warps + warp; row < io.rows; row += gridDim.x * warps) {
+    const float* logits = io.logits + row * io.experts;
+    const SoftmaxRow softmax = softmax_of_warp(logits, io.experts, lane);
+    float sum = 1.0F;  // dividing by it changes nothing
+    if constexpr (!kSumsToOne<kScore>) {
+      sum = 0.0F;
+      for (std::int64_t e = lane; e < io.experts; e += kWarp) {
+        sum = __fadd_rn(sum, first_weight<kScore>(logits[e], softmax));
+      }
+      sum = __fadd_rn(warp_sum(sum), kScoreEpsilon);
+    }
+    float* scores = io.scores + row * io.experts;
+    for (std::int64_t e = lane; e < io.experts; e += kWarp) {
+      scores[e] = canonical_nan(__fdiv_rn(first_weight<kScore>(logits[e], softmax), sum));
+    }
+    if (lane == 0) io.log_sums[row] = log_sum(softmax);
   }
 }
 

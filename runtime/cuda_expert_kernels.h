@@ -22,6 +22,7 @@ void tile_chosen_rows(const InputRows& x, DType dtype, std::int64_t columns, con
 void router_logits(const LogitRows& io, cudaStream_t stream);
 void choose_experts(const RouteRule& rule, const float* logits, const float* correction,
                     std::int64_t rows, std::int32_t* ids, float* weights, cudaStream_t stream);
+void score_logits(const ScoredLogits& io, cudaStream_t stream);
 void weigh_rows(const WeighedRows& io, cudaStream_t stream);
 /// Throws Error 64 for more than kMaxShared shared experts.
 void combine_rows(const CombinedRows& io, cudaStream_t stream);

@@ -122,6 +122,7 @@ class Device {
   /// a token's experts are chosen.
   virtual void choose_experts(const RouteRule& rule, const float* logits, const float* correction,
                               std::int64_t rows, std::int32_t* ids, float* weights) = 0;
+  virtual void score_logits(const ScoredLogits& io) = 0;
   virtual void weigh_rows(const WeighedRows& io) = 0;
   virtual void combine_rows(const CombinedRows& io) = 0;
 

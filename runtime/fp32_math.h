@@ -10,7 +10,7 @@
 // -ffp-contract=off (nvcc: -fmad=false --expt-relaxed-constexpr).
 //
 // Largest errors found against the exact function of the fp32 input, in units of the result's last
-// place, from the largest input to the last subnormal result: exp 1.0, sigmoid 2.5.
+// place, from the largest input to the last subnormal result: exp 1.0, sigmoid 2.5, log LOGULP.
 
 namespace gatefold {
 
@@ -89,6 +89,27 @@ constexpr float over_one_plus_exp(float z, float x) {
   const std::int32_t bounded = smaller(e.exponent, 100);
   const float scale = power_of_two(bounded - e.exponent);
   return z / (scale + add_exponent(e.significand, bounded)) * scale;
+}
+
+/// log(x) for a normal x > 0, or NaN.
+constexpr float log_fp32(float x) {
+  constexpr float kLn2High = 0x1.62e4p-1F;  // 16 bits, so that n * kLn2High is exact
+  constexpr float kLn2Low = 0x1.7f7d1cp-20F;
+  constexpr std::int32_t kRootOfHalf = 0x3f3504f3;
+  const auto bits = std::bit_cast<std::int32_t>(x);
+  const std::int32_t exponent = (bits - kRootOfHalf) >> 23;
+  const float m = std::bit_cast<float>(bits - (exponent << 23));  // in [0.707, 1.415)
+  // log(m) = 2 (f + f^3 / 3 + f^5 / 5 + ...), f = (m - 1) / (m + 1)
+  const float f = (m - 1.0F) / (m + 1.0F);
+  const float square = f * f;
+  float p = 0x1.c71c72p-4F;
+  p = p * square + 0x1.24924ap-3F;
+  p = p * square + 0x1.99999ap-3F;
+  p = p * square + 0x1.555556p-2F;
+  const float twice = f + f;
+  const auto n = static_cast<float>(exponent);
+  const float low = twice * (p * square) + n * kLn2Low;
+  return select(x != x, x, n * kLn2High + (twice + low));
 }
 
 constexpr float sigmoid_fp32(float t) { return over_one_plus_exp(select(t != t, t, 1.0F), -t); }

@@ -258,6 +258,31 @@ template <Score kScore>
   }
 }
 
+template <Score kScore>
+[[gnu::always_inline]] inline void score_logits(std::int64_t experts, const float* logits,
+                                                float* scores, float* of_all) {
+  const float max = max_logit(logits, experts);
+  for (std::int64_t e = 0; e < experts; ++e) scores[e] = softmax_term(logits[e], max);
+  const SoftmaxRow softmax{max, sum_by_lanes(scores, experts)};
+  for (std::int64_t e = 0; e < experts; ++e) scores[e] = first_weight<kScore>(logits[e], softmax);
+  float sum = 1.0F;  // dividing by it changes nothing
+  if constexpr (!kSumsToOne<kScore>) sum = sum_by_lanes(scores, experts) + kScoreEpsilon;
+  for (std::int64_t e = 0; e < experts; ++e) scores[e] = canonical_nan(scores[e] / sum);
+  *of_all = log_sum(softmax);
+}
+
+[[gnu::always_inline]] inline void score_any(Score score, std::int64_t experts, const float* logits,
+                                             float* scores, float* of_all) {
+  switch (score) {
+    case Score::kSoftmax: return score_logits<Score::kSoftmax>(experts, logits, scores, of_all);
+    case Score::kSoftmaxOfChosen:
+      return score_logits<Score::kSoftmaxOfChosen>(experts, logits, scores, of_all);
+    case Score::kSigmoid: return score_logits<Score::kSigmoid>(experts, logits, scores, of_all);
+    case Score::kSigmoidOfChosen:
+      return score_logits<Score::kSigmoidOfChosen>(experts, logits, scores, of_all);
+  }
+}
+
 // One body, compiled for each instruction set: see activation.cpp.
 [[gnu::flatten]] void sum_sse2(const LogitRows& io, std::int64_t row, std::int64_t output) {
   sum_step<Four>(io, row, output);
@@ -286,6 +311,20 @@ sum_avx512(const LogitRows& io, std::int64_t row, std::int64_t output) {
   choose_any(rule, logits, correction, ids, weights);
 }
 
+[[gnu::flatten]] void score_sse2(Score score, std::int64_t experts, const float* logits,
+                                 float* scores, float* of_all) {
+  score_any(score, experts, logits, scores, of_all);
+}
+[[gnu::flatten, gnu::target("avx2")]] void score_avx2(Score score, std::int64_t experts,
+                                                      const float* logits, float* scores,
+                                                      float* of_all) {
+  score_any(score, experts, logits, scores, of_all);
+}
+[[gnu::flatten, gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void score_avx512(
+    Score score, std::int64_t experts, const float* logits, float* scores, float* of_all) {
+  score_any(score, experts, logits, scores, of_all);
+}
+
 }  // namespace
 
 void sum_logits(const LogitRows& io, std::int64_t first_row, std::int64_t first_output,
@@ -303,6 +342,15 @@ void choose_for_token(const RouteRule& rule, const float* logits, const float* c
     case VectorIsa::kAvx512: return choose_avx512(rule, logits, correction, ids, weights);
     case VectorIsa::kAvx2: return choose_avx2(rule, logits, correction, ids, weights);
     case VectorIsa::kSse2: return choose_sse2(rule, logits, correction, ids, weights);
+  }
+}
+
+void score_token(Score score, std::int64_t experts, const float* logits, float* scores,
+                 float* log_sum, VectorIsa isa) {
+  switch (isa) {
+    case VectorIsa::kAvx512: return score_avx512(score, experts, logits, scores, log_sum);
+    case VectorIsa::kAvx2: return score_avx2(score, experts, logits, scores, log_sum);
+    case VectorIsa::kSse2: return score_sse2(score, experts, logits, scores, log_sum);
   }
 }
 

@@ -20,4 +20,8 @@ void sum_logits(const LogitRows& io, std::int64_t first_row, std::int64_t first_
 void choose_for_token(const RouteRule& rule, const float* logits, const float* correction,
                       std::int32_t* ids, float* weights, VectorIsa isa = vector_isa());
 
+/// One token: logits [E] → P [E] and log-sum, see ScoredLogits.
+void score_token(Score score, std::int64_t experts, const float* logits, float* scores,
+                 float* log_sum, VectorIsa isa = vector_isa());
+
 }  // namespace gatefold

@@ -46,6 +46,21 @@ struct RouteRule {
   float scaling = 1.0F;
 };
 
+/// What balance losses and z-loss take of all of a token's logits, whichever experts it goes to and
+/// without a correction bias, all in fp32 as above:
+///   log-sum  max + log(sum of exp(l - max)), the sum by lanes
+///   P        softmax(l) where weights are softmaxes; else s / (sum of s + 1e-20), the sum by
+///   lanes.
+///            Of a token 1 in sum. NaN has one pattern.
+struct ScoredLogits {
+  Score score = Score::kSoftmax;
+  std::int64_t experts = 0;
+  const float* logits = nullptr;  // [rows, E]
+  std::int64_t rows = 0;
+  float* scores = nullptr;    // [rows, E] P
+  float* log_sums = nullptr;  // [rows]
+};
+
 /// Throws Error 65 for numbers that can't be: more experts than there may be, groups of several
 /// sizes.
 void check(const RouteRule& rule);

@@ -72,6 +72,16 @@ constexpr float first_weight(float logit, const SoftmaxRow& row) {
   return sigmoid_fp32(logit);
 }
 
+/// Whether s of all experts is 1 in sum as it is.
+template <Score kScore>
+inline constexpr bool kSumsToOne = kScore == Score::kSoftmax || kScore == Score::kSoftmaxOfChosen;
+/// What P divides by, where s isn't, so that no scores of 0 give NaN.
+inline constexpr float kScoreEpsilon = 1e-20F;
+
+constexpr float log_sum(const SoftmaxRow& row) {
+  return canonical_nan(row.max + log_fp32(row.sum));
+}
+
 /// In the order in which the experts were chosen.
 constexpr float sum_of_chosen(const float* values, std::int64_t count) {
   float sum = values[0];

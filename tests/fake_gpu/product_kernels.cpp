@@ -47,7 +47,8 @@ bool add_experts() {
 
 template <Score... scores>
 bool add_choices() {
-  return add<&choose_experts<scores>...>("choose_experts");
+  return add<&choose_experts<scores>...>("choose_experts") &&
+         add<&score_logits<scores>...>("score_logits");
 }
 
 [[maybe_unused]] const bool kAdded =

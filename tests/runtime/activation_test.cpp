@@ -98,6 +98,19 @@ TEST(ActivationMaths, ExpIsWithinOneUnitFromOverflowToTheLastSubnormal) {
   EXPECT_LE(worst.error, 1.0) << "at " << worst.at;
 }
 
+TEST(ActivationMaths, LogIsWithinTwoUnitsOfNormalNumbers) {
+  Worst worst;
+  const auto add = [&](float x) {
+    if (std::isnormal(x)) worst.add(ulps(log_fp32(x), std::log(static_cast<double>(x))), x);
+  };
+  sweep([&](float z) { add(std::abs(z)); });
+  for (int i = 0; i < 300'000; ++i)
+    add(std::bit_cast<float>(0x3f000000U + 80U * static_cast<std::uint32_t>(i)));
+  EXPECT_LE(worst.error, 2.0) << "at " << worst.at;
+  EXPECT_EQ(log_fp32(1.0F), 0.0F);
+  EXPECT_TRUE(std::isnan(log_fp32(kNan)));
+}
+
 TEST(ActivationMaths, ExpEndsExactly) {
   EXPECT_EQ(exp_fp32(0.0F), 1.0F);
   EXPECT_EQ(exp_fp32(-0.0F), 1.0F);

@@ -113,6 +113,7 @@ class CountingDevice : public Device {
                       std::int64_t rows, std::int32_t* ids, float* weights) override {
     device_->choose_experts(rule, logits, correction, rows, ids, weights);
   }
+  void score_logits(const ScoredLogits& io) override { device_->score_logits(io); }
   void weigh_rows(const WeighedRows& io) override { device_->weigh_rows(io); }
   void combine_rows(const CombinedRows& io) override { device_->combine_rows(io); }
 

@@ -254,8 +254,8 @@ testing::PlainChoice choose_on(Device& device, const RouteRule& rule,
     EXPECT_EQ(got.ids[i], -77);
     EXPECT_EQ(got.weights[i], kGuard);
   }
-  got.ids.resize(got.ids.size() - 8);
-  got.weights.resize(got.weights.size() - 8);
+  got.ids.erase(got.ids.end() - 8, got.ids.end());
+  got.weights.erase(got.weights.end() - 8, got.weights.end());
   return got;
 }
 
@@ -325,6 +325,34 @@ TEST_P(ExpertDevice, WeighsByHandWhatIsEasyToWeigh) {
                 {0.0F, 0.25F, 0.5F, -1.0F});
   EXPECT_EQ(got.ids, (std::vector<std::int32_t>{2, 1}));
   EXPECT_EQ(got.weights, Weights(2, 0.5F));
+}
+
+TEST_P(ExpertDevice, ScoresAllLogits) {
+  for (const RouteRule& rule : testing::testing_rules()) {
+    if (rule.top_k > 1 || rule.groups > 1) continue;  // of which scores know nothing
+    SCOPED_TRACE(std::to_string(rule.experts) + ", score " +
+                 std::to_string(static_cast<int>(rule.score)));
+    const std::vector<float> logits = testing::testing_logits(rule.experts, 7);
+    const std::int64_t rows = std::ssize(logits) / rule.experts;
+    OnDevice in(*device_, logits);
+    OnDevice scores(*device_, std::vector<float>(logits.size() + 8, kGuard));
+    OnDevice log_sums(*device_, std::vector<float>(as_size(rows + 8), kGuard));
+    device_->score_logits(
+        {rule.score, rule.experts, in.data(), rows, scores.data(), log_sums.data()});
+    std::vector<float> expected;
+    std::vector<float> expected_sums;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto from = logits.begin() + row * rule.experts;
+      const testing::PlainScores plain =
+          testing::plain_scores(rule.score, {from, from + rule.experts});
+      expected.insert(expected.end(), plain.scores.begin(), plain.scores.end());
+      expected_sums.push_back(plain.log_sum);
+    }
+    expected.insert(expected.end(), 8, kGuard);
+    expected_sums.insert(expected_sums.end(), 8, kGuard);
+    ASSERT_NO_FATAL_FAILURE(expect_bits(scores.get(), expected));
+    ASSERT_NO_FATAL_FAILURE(expect_bits(log_sums.get(), expected_sums));
+  }
 }
 
 struct WeighCase {

@@ -130,6 +130,30 @@ inline PlainChoice plain_choice(const RouteRule& rule, const std::vector<float>&
   return result;
 }
 
+struct PlainScores {
+  std::vector<float> scores;
+  float log_sum = 0.0F;
+};
+
+/// P and the log-sum of one token.
+inline PlainScores plain_scores(Score score, const std::vector<float>& logits) {
+  PlainScores plain{plain_softmax(logits, true), 0.0F};
+  float max = -std::numeric_limits<float>::infinity();
+  for (const float logit : logits) {
+    if (logit > max) max = logit;
+  }
+  std::vector<float> terms;
+  for (const float logit : logits) terms.push_back(exp_fp32(logit - max));
+  plain.log_sum = canonical_nan(max + log_fp32(plain_lane_sum(terms)));
+  if (score == Score::kSigmoid || score == Score::kSigmoidOfChosen) {
+    for (std::size_t e = 0; e < logits.size(); ++e) plain.scores[e] = sigmoid_fp32(logits[e]);
+    const float sum = plain_lane_sum(plain.scores) + 1e-20F;
+    for (float& one : plain.scores) one = one / sum;
+  }
+  for (float& one : plain.scores) one = canonical_nan(one);
+  return plain;
+}
+
 /// Rules of well-known models and odd ones.
 inline std::vector<RouteRule> testing_rules() {
   std::vector<RouteRule> rules;

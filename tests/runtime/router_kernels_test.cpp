@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <vector>
@@ -98,6 +99,45 @@ TEST(RouterKernels, ChooseAsASortWouldInEveryInstructionSet) {
         }
       }
     }
+  }
+}
+
+TEST(RouterKernels, ScoreAllLogitsInEveryInstructionSet) {
+  for (const RouteRule& rule : testing::testing_rules()) {
+    const std::vector<float> logits = testing::testing_logits(rule.experts, 5);
+    for (std::int64_t row = 0; row * rule.experts < std::ssize(logits); ++row) {
+      const float* of_row = logits.data() + row * rule.experts;
+      const testing::PlainScores expected =
+          testing::plain_scores(rule.score, {of_row, of_row + rule.experts});
+      for (const VectorIsa isa : own_isas()) {
+        std::vector<float> scores(as_size(rule.experts + 1), kGuard);
+        float log_sum = kGuard;
+        score_token(rule.score, rule.experts, of_row, scores.data(), &log_sum, isa);
+        EXPECT_EQ(scores.back(), kGuard);
+        scores.pop_back();
+        ASSERT_EQ(bits_of(scores), bits_of(expected.scores))
+            << "row " << row << " of " << rule.experts << ", score "
+            << static_cast<int>(rule.score);
+        ASSERT_EQ(bits_of({log_sum}), bits_of({expected.log_sum})) << row << ' ' << rule.experts;
+      }
+    }
+  }
+}
+
+TEST(RouterKernels, ScoresAreOneInSumAndLogSumsAreOfTheLogits) {
+  constexpr std::int64_t kExperts = 60;
+  const std::vector<float> logits = testing::fractions(kExperts, 9);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+  for (const Score score :
+       {Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid, Score::kSigmoidOfChosen}) {
+    std::vector<float> scores(as_size(kExperts));
+    float log_sum = 0;
+    score_token(score, kExperts, logits.data(), scores.data(), &log_sum);
+    double all = 0;
+    for (const float one : scores) all += static_cast<double>(one);
+    EXPECT_NEAR(all, 1, 1e-6) << static_cast<int>(score);
+    EXPECT_NEAR(log_sum, std::log(sum), 1e-6 * std::log(sum));
   }
 }
 
