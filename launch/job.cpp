@@ -12,6 +12,7 @@
 #include <numeric>
 #include <ranges>
 
+#include "launch/balance_config.h"
 #include "launch/device_choice.h"
 #include "launch/outputs.h"
 #include "layers/dense_experts.h"
@@ -51,6 +52,13 @@ std::vector<std::int64_t> first_of_each_kind(const ModelConfig& config) {
   while (other < config.num_layers && config.is_moe(other) == config.is_moe(0)) ++other;
   if (other < config.num_layers) layers.push_back(other);
   return layers;
+}
+
+/// Or 0, of a model that has none.
+std::int64_t first_mixture(const ModelConfig& config) {
+  std::int64_t layer = 0;
+  while (layer < config.num_layers && !config.is_moe(layer)) ++layer;
+  return layer < config.num_layers ? layer : 0;
 }
 
 std::int64_t machine_memory() {
@@ -113,7 +121,8 @@ void Job::read_config() {
     if (options_.from_dense.empty()) {
       const std::string path =
           options_.model.empty() ? options_.config : options_.model + "/config.json";
-      config_ = read_model_config(path, options_.set);
+      config_ = path.empty() ? parse_model_config(kBalanceConfig, "built in", options_.set)
+                             : read_model_config(path, options_.set);
     } else {
       dense_ = read_model_config(options_.from_dense + "/config.json");
       config_ = experts_config(*dense_, dense_experts(options_),
@@ -124,6 +133,9 @@ void Job::read_config() {
     layers_ = options_.layers;
     const bool whole = !options_.model.empty() || options_.command == Command::kInspect ||
                        options_.command == Command::kMakeModel;
+    if (layers_.empty() && options_.command == Command::kBalance) {
+      layers_ = {first_mixture(config_)};
+    }
     if (layers_.empty() && !whole) layers_ = first_of_each_kind(config_);
     if (layers_.empty()) {
       layers_.resize(static_cast<std::size_t>(config_.num_layers));
@@ -147,9 +159,11 @@ void Job::make_grid() {
   const std::int64_t ranks = world_->size();
   const std::int64_t most = exact ? options_.blocks : ranks;
   const std::int64_t experts = config_.moe ? config_.moe->route.experts : 0;
-  // inspect shows the plan of any grid, and make-model needs none: both run on the ranks there are.
-  const bool shares =
-      options_.command != Command::kInspect && options_.command != Command::kMakeModel;
+  // inspect shows the plan of any grid, and make-model and balance need none: all run on the ranks
+  // there are.
+  const bool shares = options_.command != Command::kInspect &&
+                      options_.command != Command::kMakeModel &&
+                      options_.command != Command::kBalance;
   const auto settled = [&](std::int64_t given, std::int64_t otherwise) {
     const bool fits = given > 0 && ranks % given == 0;
     return given > 0 && (shares || fits) ? given : otherwise;
@@ -464,12 +478,14 @@ Report Job::report() const {
                                                     name_of(dtype_), name_of(kept)));
   report.fact("gemm", device_->library());
   report.fact("comm", carrier());
-  if (options_.command != Command::kMakeModel) {
+  const bool of_layers =
+      options_.command != Command::kMakeModel && options_.command != Command::kBalance;
+  if (of_layers) {
     report.fact("reduce", options_.reduce == Reduce::kExact
                               ? fmt::format("exact, {}", counted(options_.blocks, "block"))
                               : "fast: whole GEMMs and the library's all-reduce");
   }
-  if (config_.moe && options_.command != Command::kMakeModel) {
+  if (config_.moe && of_layers) {
     report.fact("experts", fmt::format("{} each, rows by {}", counted(expert_blocks(), "block"),
                                        name_of(options_.dispatcher)));
   }

@@ -139,5 +139,6 @@ int verify(Job& job);
 int run(Job& job);
 int inspect(Job& job);
 int make_model(Job& job);
+int balance(Job& job);
 
 }  // namespace gatefold

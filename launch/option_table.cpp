@@ -15,6 +15,8 @@ namespace gatefold {
 namespace {
 
 constexpr unsigned kWithTokens = kEveryCommand & ~bit(Command::kMakeModel);
+constexpr unsigned kBalance = bit(Command::kBalance);
+constexpr unsigned kWithLayers = kWithTokens & ~kBalance;
 
 // Bounds that nobody reaches, so that no product of two sizes overflows.
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
@@ -22,6 +24,7 @@ constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 16;
 constexpr std::int64_t kMaxLayer = 99999;
 constexpr std::int64_t kMaxCount = 1000000;
+constexpr std::int64_t kMaxSteps = 100000;  // of kMaxTokens new tokens each
 constexpr double kMaxSeconds = 1e7;
 
 /// "0-3,7"
@@ -66,6 +69,14 @@ OptionRow number_row(OptionRow row, std::int64_t Options::*field, Limits limits,
   row.show = [field, otherwise](const Options& o) {
     return o.*field == 0 && !otherwise.empty() ? std::string(otherwise) : fmt::to_string(o.*field);
   };
+  return row;
+}
+
+OptionRow real_row(OptionRow row, double Options::*field, double least, double most) {
+  row.set = [field, least, most](Options& o, std::string_view name, std::string_view value) {
+    o.*field = parse_number<double>(name, value, value, least, most);
+  };
+  row.show = [field](const Options& o) { return fmt::to_string(o.*field); };
   return row;
 }
 
@@ -283,7 +294,9 @@ std::vector<OptionRow> model_rows() {
   };
   rows.push_back(swept_number_row(
       row("--tokens", "N",
-          "seeded tokens (64); bench takes several: 1,8,64 or 8-4096:x2 or 8-64:+8", kWithTokens),
+          "seeded tokens (64; balance: 2048 new ones a step); bench takes several: 1,8,64 or "
+          "8-4096:x2 or 8-64:+8",
+          kWithTokens),
       &Options::tokens, &Sweep::tokens, {1, kMaxTokens}, "none"));
   rows.back().set = [set = rows.back().set](Options& o, std::string_view name,
                                             std::string_view value) {
@@ -335,14 +348,14 @@ std::vector<OptionRow> where_rows() {
           row("--tp", "N",
               "ranks that share a dense layer; default: the largest divisor of the world that is "
               "at most --blocks, 1 for models with experts; bench takes several",
-              kWithTokens),
+              kWithLayers),
           &Options::tp, &Sweep::tp, {1, kMaxRanks}, "auto"),
       swept_number_row(
           row("--ep", "N",
               "parts that the experts are cut into, each on world / N ranks; default: the largest "
               "divisor of the world that is at most their number, or more where --expert-blocks "
               "wouldn't do for the ranks of a part; bench takes several",
-              kWithTokens),
+              kWithLayers),
           &Options::ep, &Sweep::ep, {1, kMaxRanks}, "auto"),
       swept_number_row(
           row("--dp", "N",
@@ -367,21 +380,21 @@ std::vector<OptionRow> where_rows() {
           row("--reduce", "HOW",
               "exact: the same bits for every number of ranks (default); fast: the libraries' own "
               "sums; bench takes both",
-              kWithTokens),
+              kWithLayers),
           &Options::reduce, &Sweep::reduces, {{"exact", Reduce::kExact}, {"fast", Reduce::kFast}}),
       number_row(
-          row("--blocks", "V", "canonical blocks of the intermediate width (8)", kWithTokens),
+          row("--blocks", "V", "canonical blocks of the intermediate width (8)", kWithLayers),
           &Options::blocks, {1, kMaxBlocks}),
       number_row(row("--expert-blocks", "V",
                      "blocks of an expert's width; default: the largest power of two up to 8 that "
                      "leaves them 192 wide",
-                     kWithTokens),
+                     kWithLayers),
                  &Options::expert_blocks, {1, kMaxBlocks}, "auto"),
       swept_choice_row<Dispatcher>(
           row("--dispatcher", "HOW",
               "how rows get to their experts: alltoall (default), or allgather: all rows to all "
               "ranks; bench takes both",
-              kWithTokens),
+              kWithLayers),
           &Options::dispatcher, &Sweep::dispatchers,
           {{"alltoall", Dispatcher::kAllToAll}, {"allgather", Dispatcher::kAllGather}}),
       [&] {
@@ -395,6 +408,21 @@ std::vector<OptionRow> where_rows() {
         };
         routing.show = [](const Options& o) { return text_of(o.routing); };
         return routing;
+      }(),
+      number_row(row("--steps", "N", "updates of the correction bias (300)", kBalance),
+                 &Options::steps, {1, kMaxSteps}),
+      real_row(row("--rate", "U", "what an update moves each expert's bias by (0.001)", kBalance),
+               &Options::rate, 1e-9, 1),
+      [&] {
+        OptionRow skew =
+            real_row(row("--skew", "S",
+                         "what seeded tokens have in common: 0 (nothing) to 0.99 (0.5)", kBalance),
+                     &Options::skew, 0, 0.99);
+        skew.set = [set = skew.set](Options& o, std::string_view name, std::string_view value) {
+          set(o, name, value);
+          o.skew_given = true;
+        };
+        return skew;
       }(),
       number_row(row("--threads", "N", "threads of a rank; default: OpenMP's choice",
                      kWithTokens | kMachine),
@@ -454,7 +482,8 @@ std::vector<OptionRow> output_rows() {
       flag_row(row("--quiet", "", "print the closing lines only", kAll), &Options::quiet),
       flag_row(row("--verbose", "", "also print where each rank runs, and every column", kAll),
                &Options::verbose),
-      flag_row(row("--dry-run", "", "print the plan, who owns what, and compute nothing"),
+      flag_row(row("--dry-run", "", "print the plan, who owns what, and compute nothing",
+                   kEveryCommand & ~kBalance),
                &Options::dry_run),
   };
 }

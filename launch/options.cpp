@@ -19,6 +19,8 @@ constexpr std::pair<std::string_view, std::string_view> kCommands[] = {
     {"bench", "Time layers, and how they scale over the ranks"},
     {"inspect", "Print what a model's feed-forward layers are made of, and who owns what"},
     {"make-model", "Write a checkpoint of seeded weights, or of experts made of a dense model"},
+    {"balance",
+     "Balance a router's experts step by step by its correction bias, and show their load"},
 };
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ExitCode::kUsage, text); }
@@ -220,6 +222,8 @@ void check_model(const Options& o) {
     return;
   }
   if (o.machine) return;
+  // balance has a config of its own
+  if (o.model.empty() && o.config.empty() && o.command == Command::kBalance) return;
   if (o.model.empty() && o.config.empty()) {
     fail("no model (there is nothing to compute); give --model DIR or --config FILE");
   }
@@ -250,6 +254,9 @@ void check_together(const Options& o) {
   check_model(o);
   if (!o.input.empty() && o.tokens_given) {
     fail("--input and --tokens are both given (the file says how many tokens there are); give one");
+  }
+  if (!o.input.empty() && o.skew_given) {
+    fail("--input and --skew are both given (seeded tokens are skewed, not a file's); give one");
   }
   if (o.routing.kind == RoutingKind::kFile && o.input.empty()) {
     fail("--routing file without --input (whose topk_ids it takes); give --input FILE");
@@ -312,6 +319,8 @@ ParseResult parse(int argc, const char* const* argv) {
 
   Options options;
   options.command = command_of(parsers, chosen.front());
+  // As few as 64 give no load to speak of.
+  if (options.command == Command::kBalance) options.tokens = 2048;
   collect(*chosen.front(), options);
   check_together(options);
   return {options, "", 0};

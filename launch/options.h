@@ -16,7 +16,7 @@
 
 namespace gatefold {
 
-enum class Command { kVerify, kRun, kBench, kInspect, kMakeModel };
+enum class Command { kVerify, kRun, kBench, kInspect, kMakeModel, kBalance };
 enum class DeviceKind { kAuto, kCpu, kCuda };
 
 /// What a benchmark holds still while ranks are added: all tokens, or those of a rank.
@@ -75,6 +75,11 @@ struct Options {
 
   RoutingPattern routing;  // bench: where tokens go
   bool machine = false;    // bench: measure the machine, and no layer
+
+  std::int64_t steps = 300;  // balance
+  double rate = 1e-3;        // balance: what a step moves each bias by
+  double skew = 0.5;         // balance: what tokens have in common
+  bool skew_given = false;
 
   // What comes out.
   std::string output;  // safetensors (run), directory (make-model)

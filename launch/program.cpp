@@ -89,6 +89,7 @@ int run_command(Job& job) {
     case Command::kBench: break;  // has jobs of its own
     case Command::kInspect: return inspect(job);
     case Command::kMakeModel: return make_model(job);
+    case Command::kBalance: return balance(job);
   }
   return static_cast<int>(ExitCode::kUsage);
 }

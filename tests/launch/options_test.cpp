@@ -320,7 +320,8 @@ TEST(Options, EveryOptionArrives) {
                   Pair("dtype", "f16"), Pair("ablate", "275,300"), Pair("tp", "4"), Pair("ep", "1"),
                   Pair("dp", "auto"), Pair("device", "cpu"), Pair("comm", "mpi"),
                   Pair("reduce", "fast"), Pair("blocks", "16"), Pair("expert-blocks", "2"),
-                  Pair("dispatcher", "allgather"), Pair("routing", "router"), Pair("threads", "2"),
+                  Pair("dispatcher", "allgather"), Pair("routing", "router"), Pair("steps", "300"),
+                  Pair("rate", "0.001"), Pair("skew", "0.5"), Pair("threads", "2"),
                   Pair("seed", "18446744073709551615"), Pair("timeout", "1.5"), Pair("output", "y"),
                   Pair("json", "j"), Pair("csv", "c"), Pair("shards", "1"),
                   Pair("scaling", "strong"), Pair("iterations", "20"), Pair("warmup", "3"),
@@ -352,6 +353,23 @@ TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
       parse({"make-model", "--config", "c", "--output", "d", "--layout", "stacked"});
   ASSERT_TRUE(stacked.options) << stacked.text;
   EXPECT_EQ(stacked.options->layout, ExpertLayout::kStacked);
+}
+
+TEST(Options, BalanceNeedsNoModelAndHasTokensOfItsOwn) {
+  const ParseResult result = parse({"balance", "--steps", "30", "--rate", "0.01", "--skew", "0"});
+  ASSERT_TRUE(result.options) << result.text;
+  EXPECT_EQ(result.options->tokens, 2048);
+  EXPECT_EQ(result.options->steps, 30);
+  EXPECT_EQ(result.options->rate, 0.01);
+  EXPECT_EQ(result.options->skew, 0);
+  EXPECT_THAT(result.options->echo(), IsSupersetOf({Pair("command", "balance"), Pair("steps", "30"),
+                                                    Pair("rate", "0.01")}));
+  const ParseResult given = parse({"balance", "--model", "m", "--tokens", "64"});
+  ASSERT_TRUE(given.options) << given.text;
+  EXPECT_EQ(given.options->tokens, 64);
+  expect_refused({{"balance", "--model", "m", "--config", "c"}, "both given"});
+  expect_refused({{"verify", "--model", "m", "--steps", "3"}, "verify does not take --steps"});
+  expect_refused({{"balance", "--blocks", "3"}, "balance does not take --blocks"});
 }
 
 TEST(Options, BenchTakesListsAndRanges) {

@@ -6,11 +6,15 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <random>
 
+#include "layers/router.h"
+#include "memory_moe.h"
 #include "parallel/mpi_interop.h"
 #include "runtime/error.h"
 #include "runtime/range.h"
+#include "tests/testing_device.h"
 
 namespace gatefold {
 namespace {
@@ -200,6 +204,80 @@ TEST_F(Balance, ABiasGoesUpForIdleExpertsAndDownForBusyOnes) {
   std::vector<float> bias{0.5F, 0.5F, 0.5F, 0.0F};
   update_correction_bias(batch, 0.125F, bias);
   EXPECT_THAT(bias, ElementsAre(0.625F, 0.5F, 0.375F, 0.125F));
+}
+
+// ---- with a router ----
+
+testing::MemoryMoe eight_experts(bool correction) {
+  return testing::MemoryMoe(
+      {.hidden = 64, .intermediate = 8, .experts = 8, .top_k = 2, .correction = correction});
+}
+
+TEST(RouterBias, IsForTheNextRowsAndReadBack) {
+  const testing::MemoryMoe moe = eight_experts(true);
+  const auto device = testing::testing_device();
+  Router router(moe.spec, moe.source, *device);
+  EXPECT_EQ(router.correction_bias().size(), 8U);
+  testing::OnDevice x(*device, testing::noise(5 * 64, 3, 1.7F));
+  const auto* bytes = reinterpret_cast<const std::byte*>(x.data());
+  Choices before;
+  router.route(bytes, DType::kF32, 5, before);
+  std::vector<float> bias(8, -2.0F);
+  bias[3] = bias[6] = 2.0F;  // more than scores differ by
+  router.set_correction_bias(bias);
+  EXPECT_EQ(router.correction_bias(), bias);
+  Choices after;
+  router.route(bytes, DType::kF32, 5, after);
+  for (std::int64_t row = 0; row < 5; ++row) {
+    EXPECT_THAT(after.ids_of(row), ::testing::UnorderedElementsAre(3, 6));
+    EXPECT_GE(after.weight(row, 0) + 0.0F, 0.0F) << "a bias never weighs";
+    EXPECT_LE(after.weight(row, 0), 1.0F) << "a bias never weighs";
+  }
+}
+
+TEST(RouterBias, ScoresKnowNothingOfIt) {
+  const testing::MemoryMoe moe = eight_experts(true);
+  const auto device = testing::testing_device();
+  Router router(moe.spec, moe.source, *device);
+  testing::OnDevice x(*device, testing::noise(5 * 64, 3, 1.7F));
+  const auto scored = [&] {
+    testing::OnDevice scores(*device, std::vector<float>(5 * 8));
+    testing::OnDevice log_sums(*device, std::vector<float>(5));
+    Choices chosen;
+    router.route(reinterpret_cast<const std::byte*>(x.data()), DType::kF32, 5, chosen);
+    router.score(5, scores.data(), log_sums.data());
+    return std::pair(scores.get(), log_sums.get());
+  };
+  const auto before = scored();
+  router.set_correction_bias(std::vector<float>{9, 0, 0, 0, -9, 0, 0, 0});
+  EXPECT_EQ(scored(), before);
+  for (std::size_t row = 0; row < 5; ++row) {
+    double sum = 0;
+    for (std::size_t e = 0; e < 8; ++e) sum += static_cast<double>(before.first[row * 8 + e]);
+    EXPECT_NEAR(sum, 1, 1e-6);
+  }
+}
+
+TEST(RouterBias, ThatCantBeIsRefused) {
+  const auto device = testing::testing_device();
+  const auto refused = [&](bool correction, const std::vector<float>& bias, const char* words) {
+    const testing::MemoryMoe moe = eight_experts(correction);
+    Router router(moe.spec, moe.source, *device);
+    const std::vector<float> before = router.correction_bias();
+    try {
+      router.set_correction_bias(bias);
+      ADD_FAILURE() << "not refused: " << words;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage);
+      EXPECT_THAT(error.what(), HasSubstr(words));
+    }
+    EXPECT_EQ(router.correction_bias(), before);
+  };
+  refused(false, std::vector<float>(8), "a router without one");
+  refused(true, std::vector<float>(7), "a correction bias of 7 values");
+  std::vector<float> bias(8);
+  bias[5] = std::numeric_limits<float>::quiet_NaN();
+  refused(true, bias, "nan for expert 5");
 }
 
 }  // namespace
