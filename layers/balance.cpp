@@ -262,6 +262,14 @@ double z_loss(const LoadSums& sums) {
                           : static_cast<double>(sums.squares) / static_cast<double>(sums.tokens);
 }
 
+double weighed_losses(const BalanceTerms& terms, std::span<const LoadSums> sequences,
+                      std::int64_t top_k) {
+  const LoadSums batch = whole_batch(sequences);
+  const double balance = terms.per_sequence ? mean_sequence_loss(terms.loss, sequences, top_k)
+                                            : balance_loss(terms.loss, batch, top_k);
+  return terms.coefficient * balance + terms.z_coefficient * z_loss(batch);
+}
+
 double busiest_expert(const LoadSums& sums) {
   const std::int64_t all = std::accumulate(sums.chosen.begin(), sums.chosen.end(), std::int64_t{0});
   if (all == 0) return 0;

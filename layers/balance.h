@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "layers/balance_terms.h"
 #include "parallel/communicator.h"
 
 /// How evenly a router spreads tokens over experts: what training adds to its loss, or corrects by
@@ -48,13 +49,6 @@ std::vector<LoadSums> sum_loads(Communicator& world, const LoadShape& shape,
 /// Of all sequences together, by a tree over them.
 LoadSums whole_batch(std::span<const LoadSums> sequences);
 
-/// The ways in which well-known codebases normalise what is always E · Σ_e f_e · P̄_e, with P̄ the
-/// mean of P over tokens.
-enum class BalanceLoss {
-  kMegatron,      // f = c / (k T): Megatron-LM, DeepSeek
-  kTransformers,  // f = c / T: transformers' load_balancing_loss_func, minimind
-  kSwitch,        // f = first choices / T: Switch Transformers
-};
 struct NamedBalanceLoss {
   BalanceLoss loss;
   std::string_view name;
@@ -72,6 +66,10 @@ double mean_sequence_loss(BalanceLoss loss, std::span<const LoadSums> sequences,
                           std::int64_t top_k);
 /// The mean of log_sums² over tokens: keeps logits small.
 double z_loss(const LoadSums& sums);
+
+/// Both terms, times their coefficients, of all of a step's sequences.
+double weighed_losses(const BalanceTerms& terms, std::span<const LoadSums> sequences,
+                      std::int64_t top_k);
 
 /// The most tokens of an expert ÷ the mean of all; 0 where there are none.
 double busiest_expert(const LoadSums& sums);

@@ -43,7 +43,8 @@ void add_moe_keys(const MoeFamily& moe, std::vector<std::string_view>& keys) {
       keys.end(),
       {moe.enabled.key, moe.list_key, moe.dense_list_key, moe.first_key, moe.top_k_key,
        moe.intermediate_size_key, moe.otherwise_intermediate_size_key, moe.score_key,
-       moe.method_key, moe.normalize.key, moe.scaling_key, moe.router_bias.key, moe.shared_key});
+       moe.method_key, moe.normalize.key, moe.scaling_key, moe.router_bias.key, moe.shared_key,
+       moe.loss.coefficient, moe.loss.per_sequence.key, moe.loss.z_coefficient});
   if (moe.method == TopKMethod::kGreedy && moe.method_key.empty()) return;
   keys.insert(keys.end(), {kGroupsKey, kKeptGroupsKey});
 }
@@ -271,6 +272,14 @@ float ConfigDocument::positive_number(std::string_view key, float otherwise) con
     fail(key, fmt::format("{} is {} (not a positive number)", key, shown_value(*value)));
   }
   return static_cast<float>(number);
+}
+
+double ConfigDocument::coefficient(std::string_view key) const {
+  const Json* value = fields().find(key);
+  if (value == nullptr) return 0;
+  const double number = value->is_number() ? value->get<double>() : -1.0;
+  if (number >= 0 && number <= 1) return number;
+  fail(key, fmt::format("{} is {} (not a number from 0 to 1)", key, shown_value(*value)));
 }
 
 std::string ConfigDocument::string(std::string_view key, std::string_view otherwise) const {

@@ -97,6 +97,19 @@ void sort_choices(const Choices& routing, Choices& ascending) {
   }
 }
 
+LoadShape load_shape(const RouteRule& rule, std::int64_t tokens, std::int64_t sequence_length) {
+  const std::int64_t length =
+      sequence_length > 0 ? sequence_length : std::max<std::int64_t>(1, tokens);
+  if (sequence_length >= 0 && tokens % length == 0) {
+    return {tokens / length, length, rule.experts, rule.top_k};
+  }
+  throw Error(
+      ExitCode::kUsage,
+      fmt::format("sequences of {} tokens in a batch of {} (they are whole); correct one of "
+                  "them",
+                  sequence_length, tokens));
+}
+
 }  // namespace
 
 void check_choices(const Choices& given, const RouteRule& rule, std::int64_t rows) {
@@ -137,6 +150,7 @@ std::vector<WeightShape> moe_shapes(const MoeSpec& spec, const MoeOptions& optio
 Moe::Moe(const MoeSpec& spec, const TensorSource& source, const MoePlace& place,
          const MoeOptions& options)
     : hidden_(spec.hidden_size),
+      balance_(spec.balance),
       place_(place),
       options_(settled(spec, place, options)),
       exchange_(*place.world, *place.device, {spec.route.experts, place.ep()}, place.etp->size(),
@@ -188,7 +202,14 @@ void Moe::reserve(const RowCount& rows) {
   reserved_ = most;
 }
 
-void Moe::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
+void Moe::forward(const std::byte* x, const RowCount& rows, std::byte* y,
+                  std::int64_t sequence_length, SavedForBackward& saved) {
+  const LoadShape shape = load_shape(router_->rule(), rows.global, sequence_length);
+  step(x, rows, y, &saved);
+  sum_losses(shape, saved);
+}
+
+void Moe::step(const std::byte* x, const RowCount& rows, std::byte* y, SavedForBackward* saved) {
   const std::optional<Choices> given = std::exchange(replayed_, std::nullopt);
   std::exception_ptr failed;  // on this rank alone: the others learn of it with the plan
   try {
@@ -199,6 +220,7 @@ void Moe::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
     } else {
       route(x, rows);
     }
+    if (saved != nullptr) save(x, rows, given.has_value(), *saved);
   } catch (const NoAnswerError&) {
     throw;  // nothing can be agreed on any more
   } catch (const std::exception&) {
@@ -210,6 +232,7 @@ void Moe::forward(const std::byte* x, const RowCount& rows, std::byte* y) {
     phases.enter("plan");
     sort_choices(routing_, ascending_);
     exchange_.plan(ascending_, failed, given.has_value());
+    if (saved != nullptr) exchange_.copy_map(saved->map);
   }
   run_experts(x, rows, y);
 }
@@ -220,6 +243,56 @@ void Moe::route(const std::byte* x, const RowCount& rows) {
   const Range own = home(rows.local);
   const DType dtype = options_.linear.dtype;
   router_->route(x + own.begin * hidden_ * size_of(dtype), dtype, own.size(), routing_);
+}
+
+void Moe::save(const std::byte* x, const RowCount& rows, bool given, SavedForBackward& saved) {
+  Phases phases(*place_.device);
+  phases.enter("route");
+  const DType dtype = options_.linear.dtype;
+  const Range own = home(rows.local);
+  const std::int64_t n = own.size();
+  const std::byte* own_x = x + own.begin * hidden_ * size_of(dtype);
+  Device& device = *place_.device;
+  const auto room = [&device](Buffer& buffer, std::int64_t bytes) {
+    if (buffer.bytes() < bytes) buffer = device.allocate(bytes);
+  };
+  const std::int64_t experts = router_->rule().experts;
+  const std::int64_t row_bytes = hidden_ * size_of(dtype);
+  room(saved.x, n * row_bytes);
+  room(saved.scores, n * experts * size_of(DType::kF32));
+  room(saved.log_sums, n * size_of(DType::kF32));
+  saved.rows = n;
+  saved.routing = routing_;
+  if (n == 0) return;
+  device.copy_rows(saved.x.data(), row_bytes, own_x, row_bytes, n, row_bytes);
+  // A given routing has no logits of its own.
+  Choices unused;
+  if (given) router_->route(own_x, dtype, n, unused);
+  router_->score(n, saved.scores.as<float>(), saved.log_sums.as<float>());
+}
+
+void Moe::sum_losses(const LoadShape& shape, SavedForBackward& saved) {
+  const std::int64_t n = saved.rows;
+  Device& device = *place_.device;
+  run_agreed(*place_.world, [&] {
+    saved.host_scores.resize(as_size(n * shape.experts));
+    saved.host_log_sums.resize(as_size(n));
+    if (n == 0) return;
+    device.download(reinterpret_cast<std::byte*>(saved.host_scores.data()), saved.scores.data(),
+                    n * shape.experts * size_of(DType::kF32));
+    device.download(reinterpret_cast<std::byte*>(saved.host_log_sums.data()), saved.log_sums.data(),
+                    n * size_of(DType::kF32));
+  });
+  Communicator& world = *place_.world;
+  std::vector<std::int64_t> homes(as_size(world.size()));
+  homes[as_size(world.rank())] = n;
+  all_gather<std::int64_t>(world, homes);
+  const std::int64_t first =
+      std::accumulate(homes.begin(), homes.begin() + world.rank(), std::int64_t{0});
+  saved.sequences = sum_loads(
+      world, shape,
+      {first, n, saved.host_scores.data(), saved.host_log_sums.data(), saved.routing.ids.data()});
+  saved.loss = weighed_losses(balance_, saved.sequences, shape.top_k);
 }
 
 void Moe::run_experts(const std::byte* x, const RowCount& rows, std::byte* y) {

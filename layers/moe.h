@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "layers/experts.h"
 #include "layers/mlp.h"
 #include "layers/moe_spec.h"
 #include "layers/router.h"
+#include "layers/saved_for_backward.h"
 
 namespace gatefold {
 
@@ -54,12 +56,23 @@ class Moe {
   /// x [rows.local, H] of this tp group → y [rows.local, H], dense, in the options' dtype. The host
   /// waits for the routing: how many rows go where depends on it. Throws Error 64, 70, 71 on every
   /// rank. Collective over place.world.
-  void forward(const std::byte* x, const RowCount& rows, std::byte* y);
+  void forward(const std::byte* x, const RowCount& rows, std::byte* y) {
+    step(x, rows, y, nullptr);
+  }
+  /// The same y, bit for bit, and what a backward pass needs. The batch is sequences of
+  /// `sequence_length` tokens, one behind the other; 0: one sequence. Throws Error 64 where they
+  /// aren't whole.
+  void forward(const std::byte* x, const RowCount& rows, std::byte* y, std::int64_t sequence_length,
+               SavedForBackward& saved);
   /// The next forward() takes this routing of its rows, in any order of experts, instead of its
   /// router's; it throws Error 65 on every rank where an expert isn't there, or twice, and 64 where
   /// only some ranks were given one.
   void replay(Choices given) { replayed_ = std::move(given); }
   void wait();
+
+  /// What the router adds to scores when it chooses: see Router, and update_correction_bias().
+  std::vector<float> correction_bias() const { return router_->correction_bias(); }
+  void set_correction_bias(std::span<const float> bias) { router_->set_correction_bias(bias); }
 
   /// Rows of x, of this group's, that this rank routes and adds up.
   Range home(std::int64_t group_rows) const;
@@ -70,11 +83,15 @@ class Moe {
   std::int64_t expert_rows(std::int64_t own_expert) const { return exchange_.rows(own_expert); }
 
  private:
+  void step(const std::byte* x, const RowCount& rows, std::byte* y, SavedForBackward* saved);
+  void save(const std::byte* x, const RowCount& rows, bool given, SavedForBackward& saved);
+  void sum_losses(const LoadShape& shape, SavedForBackward& saved);
   void route(const std::byte* x, const RowCount& rows);
   void run_experts(const std::byte* x, const RowCount& rows, std::byte* y);
   void add_shared(const std::byte* x, const RowCount& rows);
 
   std::int64_t hidden_;
+  BalanceTerms balance_;
   MoePlace place_;
   MoeOptions options_;
   std::optional<Router> router_;

@@ -91,6 +91,12 @@ RouteRule read_route(const ConfigDocument& document, TopKMethod method) {
   return route;
 }
 
+BalanceTerms read_balance(const ConfigDocument& document) {
+  const LossKeys& keys = document.family().moe->loss;
+  return {keys.loss, document.coefficient(keys.coefficient), document.flag(keys.per_sequence),
+          document.coefficient(keys.z_coefficient)};
+}
+
 std::int64_t read_expert_width(const ConfigDocument& document) {
   const MoeFamily& moe = *document.family().moe;
   const bool said = document.has(moe.intermediate_size_key);
@@ -299,6 +305,7 @@ std::optional<MoeConfig> read_moe_config(const ConfigDocument& document,
   moe.route = read_route(document, method);
   moe.intermediate_size = read_expert_width(document);
   read_shared(document, moe);
+  moe.balance = read_balance(document);
   moe.router_bias = document.flag(family.moe->router_bias);
   moe.expert_bias = document.flag(family.moe->expert_bias);
   moe.correction_bias = method == TopKMethod::kNoAuxTc;
@@ -322,6 +329,7 @@ MoeSpec moe_under_prefix(const ModelConfig& config, std::int64_t layer, std::str
   spec.hidden_size = config.hidden_size;
   spec.route = moe.route;
   spec.weight_on = family.weight_on;
+  spec.balance = moe.balance;
   const std::int64_t experts = moe.route.experts;
   spec.router = {.name = router + ".weight", .stored_shape = {experts, config.hidden_size}};
   if (moe.router_bias) {

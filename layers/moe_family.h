@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "layers/balance_terms.h"
 #include "layers/family_switch.h"
 #include "layers/moe_spec.h"
 #include "runtime/routing.h"
@@ -61,6 +62,17 @@ struct SharedNames {
   std::string_view down = ".down_proj";
 };
 
+/// The fields that say what training adds to its loss for a router; absent ones add nothing.
+struct LossKeys {
+  BalanceLoss loss = BalanceLoss::kTransformers;
+  std::string_view coefficient = "router_aux_loss_coef";
+  FamilySwitch per_sequence = kNever;
+  std::string_view z_coefficient = {};
+};
+
+inline constexpr LossKeys kDeepSeekLoss{
+    BalanceLoss::kMegatron, "aux_loss_alpha", {"seq_aux", true}, {}};
+
 /// What the family table says about a family's mixtures of experts.
 struct MoeFamily {
   FamilySwitch enabled = kAlways;  // where it is off all layers are dense
@@ -103,6 +115,8 @@ struct MoeFamily {
 
   // Where the experts lie. The first spelling is the canonical one.
   std::vector<ExpertNames> names = {{}};
+
+  LossKeys loss = {};
 };
 
 /// Config fields of a family that limits the groups of experts, whatever its method.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "layers/balance_terms.h"
 #include "layers/ffn_spec.h"
 #include "runtime/routing.h"
 
@@ -23,6 +24,7 @@ struct MoeSpec {
   std::int64_t hidden_size = 0;  // H
   RouteRule route;               // E, k and how a token's experts are chosen
   WeightOn weight_on = WeightOn::kOutput;
+  BalanceTerms balance;  // of its training
 
   TensorRef router;                          // [E, H], kept in fp32 as stored
   std::optional<TensorRef> router_bias;      // [E]

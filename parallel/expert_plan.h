@@ -100,6 +100,18 @@ struct CombinePlan {
   void make(const ExpertPlacement& placement, const Choices& tokens);
 };
 
+/// How a step permuted rows: what brings gradients back the same way. Host memory.
+struct RowMap {
+  // At home: its rows that went to group 0, then those to group 1, ...
+  std::vector<std::int32_t> sent;
+  std::vector<std::int64_t> sent_begin;  // [groups + 1], into sent
+  // At the experts: what came, home by home, in the order in which each has sent it.
+  std::vector<std::int64_t> rows_of_source;  // [world]
+  std::vector<std::int64_t> expert_begin;    // [own experts + 1], into the two below
+  std::vector<std::int32_t> received;        // [rows of experts] which of the rows that came
+  std::vector<float> weights;                // [rows of experts]
+};
+
 /// What a group does with the rows that it received: for each of its experts, in order, the rows in
 /// global token order, and where their weighed outputs are added up. See WeighedRows.
 struct ExpertPlan {

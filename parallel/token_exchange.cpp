@@ -252,4 +252,22 @@ void TokenExchange::combine(std::span<const SharedRows> shared, std::byte* y) {
   }
 }
 
+void TokenExchange::copy_map(RowMap& map) const {
+  map.sent = dispatch_.rows;
+  map.sent_begin = dispatch_.begin;
+  map.rows_of_source = rows_of_source_;
+  map.expert_begin = experts_.begin;
+  map.weights = experts_.weights;
+  // Where rows lie is known by now, and no longer which they are.
+  map.received.resize(experts_.rows.size());
+  std::vector<std::int64_t> next(experts_.begin.begin(), experts_.begin.end() - 1);
+  const Range own = shape_.placement.owned(group());
+  for (std::int64_t row = 0; row < received_choices_.rows; ++row) {
+    for (const std::int32_t id : received_choices_.ids_of(row)) {
+      if (!own.contains(id)) continue;
+      map.received[as_size(next[as_size(id - own.begin)]++)] = static_cast<std::int32_t>(row);
+    }
+  }
+}
+
 }  // namespace gatefold

@@ -69,6 +69,8 @@ class TokenExchange {
   void combine(std::span<const SharedRows> shared, std::byte* y);
 
   const ExchangeCounts& counts() const { return moved_; }
+  /// Of the last plan().
+  void copy_map(RowMap& map) const;
 
  private:
   int group() const { return shape_.group(world_.rank()); }

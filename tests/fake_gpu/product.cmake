@@ -154,6 +154,7 @@ gatefold_cuda_test(linear NP 1 2 LABELS exact)
 gatefold_cuda_test(mlp NP 2 4 LABELS exact)
 gatefold_cuda_test(tree_sum NP 1 2 3 4 LABELS exact)
 gatefold_cuda_test(moe NP 1 2 3 4 LABELS exact)
+gatefold_cuda_test(balance FILTER RouterBias* NP 1 LABELS exact)
 # The number of threads is a CPU's. Sanitized too, as the kernels of mixtures of experts have no other test.
 foreach(test IN ITEMS expert_device combine_rows)
   gatefold_cuda_test(${test} FILTER Threads/*/0 LABELS exact)

@@ -101,6 +101,8 @@ TEST_F(Program, BalanceSaysWhatItCantDo) {
            {"--tokens 1,2", "only bench takes several"},
            {"--step 3", "did you mean --steps?"},
            {"--tp 2", "balance does not take --tp"},
+           {"--blocks 2", "balance does not take --blocks"},
+           {"--model m --config c", "--model and --config are both given"},
            {"--dry-run", "balance does not take --dry-run"},
            {"--input x --skew 0.1", "--input and --skew are both given"},
            {"--sequence-length 100", "doesn't divide 2048 tokens"},
@@ -112,6 +114,7 @@ TEST_F(Program, BalanceSaysWhatItCantDo) {
     SCOPED_TRACE(arguments);
     expect_one_complaint(alone("balance " + arguments), 64, says);
   }
+  expect_one_complaint(alone("run --steps 3 --config x"), 64, "run does not take --steps");
   const Outcome three = on_ranks(3, "balance --config " + configs + "mixtral-8x7b.json");
   expect_one_complaint(three, 64, "no correction bias (a mixtral model's is balanced by a loss");
 }

@@ -309,7 +309,6 @@ TEST(Options, EveryOptionArrives) {
   EXPECT_EQ(o.json, "j");
   EXPECT_EQ(o.csv, "c");
   EXPECT_TRUE(o.verbose);
-  EXPECT_TRUE(o.dry_run);
   EXPECT_THAT(
       o.echo(),
       ElementsAre(Pair("command", "run"), Pair("model", ""), Pair("config", "c.json"),
@@ -353,23 +352,6 @@ TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
       parse({"make-model", "--config", "c", "--output", "d", "--layout", "stacked"});
   ASSERT_TRUE(stacked.options) << stacked.text;
   EXPECT_EQ(stacked.options->layout, ExpertLayout::kStacked);
-}
-
-TEST(Options, BalanceNeedsNoModelAndHasTokensOfItsOwn) {
-  const ParseResult result = parse({"balance", "--steps", "30", "--rate", "0.01", "--skew", "0"});
-  ASSERT_TRUE(result.options) << result.text;
-  EXPECT_EQ(result.options->tokens, 2048);
-  EXPECT_EQ(result.options->steps, 30);
-  EXPECT_EQ(result.options->rate, 0.01);
-  EXPECT_EQ(result.options->skew, 0);
-  EXPECT_THAT(result.options->echo(), IsSupersetOf({Pair("command", "balance"), Pair("steps", "30"),
-                                                    Pair("rate", "0.01")}));
-  const ParseResult given = parse({"balance", "--model", "m", "--tokens", "64"});
-  ASSERT_TRUE(given.options) << given.text;
-  EXPECT_EQ(given.options->tokens, 64);
-  expect_refused({{"balance", "--model", "m", "--config", "c"}, "both given"});
-  expect_refused({{"verify", "--model", "m", "--steps", "3"}, "verify does not take --steps"});
-  expect_refused({{"balance", "--blocks", "3"}, "balance does not take --blocks"});
 }
 
 TEST(Options, BenchTakesListsAndRanges) {

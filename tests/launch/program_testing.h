@@ -141,9 +141,8 @@ class Program : public ::testing::Test {
   /// The device under test, for a command that takes one.
   static std::string device_of(const std::string& arguments) {
     const std::string command = arguments.substr(0, arguments.find(' '));
-    const bool computes =
-        command == "verify" || command == "run" || command == "bench" || command == "inspect" ||
-        command == "balance";
+    const bool computes = command == "verify" || command == "run" || command == "bench" ||
+                          command == "inspect" || command == "balance";
     if (!gatefold::testing::on_cuda() || !computes) return "";
     // Stand-ins take long to read as much as no cache holds.
     const bool cold = command == "bench" && arguments.find("--hot") == std::string::npos &&

@@ -53,6 +53,32 @@ Json deepseek_v3() {
           {"num_hidden_layers", 5},      {"n_group", 4},           {"topk_group", 2}};
 }
 
+TEST_F(MoeConfigTest, WhatTrainingAddsForARouterIsWhatTheConfigSays) {
+  const BalanceTerms none = read(qwen3_moe()).moe->balance;
+  EXPECT_EQ(none.loss, BalanceLoss::kTransformers);
+  EXPECT_EQ(none.coefficient, 0);
+  EXPECT_EQ(none.z_coefficient, 0);
+  EXPECT_FALSE(none.per_sequence);
+  EXPECT_EQ(published("mixtral-8x7b").moe_spec(0).balance.coefficient, 0.02);
+  const ModelConfig deepseek = read(deepseek_v3(), {{"aux_loss_alpha", "0.001"}});
+  EXPECT_EQ(deepseek.moe->balance.loss, BalanceLoss::kMegatron);
+  EXPECT_EQ(deepseek.moe->balance.coefficient, 0.001);
+  EXPECT_TRUE(deepseek.moe->balance.per_sequence);
+  EXPECT_FALSE(read(deepseek_v3(), {{"seq_aux", "false"}}).moe->balance.per_sequence);
+  const BalanceTerms minimind = published("minimind2-moe").moe->balance;
+  EXPECT_EQ(minimind.loss, BalanceLoss::kMegatron);
+  EXPECT_EQ(minimind.coefficient, 0.1);
+  EXPECT_TRUE(minimind.per_sequence);
+  EXPECT_EQ(published("minimind-3-moe").moe->balance.coefficient, 0.0005);
+  const Overrides z = {{"router_z_loss_coef", "0.25"}};
+  EXPECT_EQ(published("switch-base-8", z).moe->balance.z_coefficient, 0.25);
+  EXPECT_EQ(published("switch-base-8").moe->balance.loss, BalanceLoss::kSwitch);
+  for (const char* bad : {"-0.1", "1.5", "many"}) {
+    expect_error(ExitCode::kUsage, "not a number from 0 to 1", qwen3_moe(),
+                 {{"router_aux_loss_coef", bad}});
+  }
+}
+
 TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
   struct Published {
     const char* name;

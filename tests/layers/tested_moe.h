@@ -44,6 +44,30 @@ class TestedMoe {
     moe_.wait();
     return out.get();
   }
+  /// The training form of it.
+  std::vector<std::byte> forward_training(const std::vector<std::byte>& x, Range own,
+                                          std::int64_t sequence_length, SavedForBackward& saved,
+                                          const Choices* given = nullptr) {
+    const std::int64_t row = hidden_ * size_of(dtype_);
+    const std::vector<std::byte> mine(x.begin() + own.begin * row, x.begin() + own.end * row);
+    OnDevice<std::byte> in(*device_, mine);
+    OnDevice<std::byte> out(*device_, std::vector<std::byte>(mine.size(), std::byte{0xab}));
+    if (given != nullptr) moe_.replay(*given);
+    moe_.forward(in.data(), {own.size(), static_cast<std::int64_t>(x.size()) / row}, out.data(),
+                 sequence_length, saved);
+    moe_.wait();
+    return out.get();
+  }
+  /// What is in the first bytes of a buffer of its device.
+  template <typename T>
+  std::vector<T> read(const Buffer& buffer, std::int64_t count) const {
+    std::vector<T> values(static_cast<std::size_t>(count));
+    if (count == 0) return values;
+    device_->download(reinterpret_cast<std::byte*>(values.data()), buffer.data(),
+                      count * static_cast<std::int64_t>(sizeof(T)));
+    return values;
+  }
+  void set_correction_bias(const std::vector<float>& bias) { moe_.set_correction_bias(bias); }
   const Moe& moe() const { return moe_; }
 
  private:
