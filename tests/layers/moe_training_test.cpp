@@ -15,9 +15,11 @@ using testing::as_floats;
 using testing::as_size;
 using testing::batch;
 using ::testing::HasSubstr;
+using testing::in_dtype;
 using testing::MemoryMoe;
 using testing::MoeTest;
 using testing::name_of;
+using testing::noise;
 using testing::options_for;
 using testing::TestedMoe;
 
@@ -227,6 +229,7 @@ TEST_F(MoeTest, ATrainingStepOfAGivenRoutingCountsItAndScoresTheRouters) {
     given.ids[i] = static_cast<std::int32_t>(i % 3 + 2);
     given.weights[i] = 0.25F;
   }
+  layer.forward(in_dtype(noise(tokens * 64, 5, 1.7F), DType::kF32), own);  // leaves its own logits
   SavedForBackward replayed;
   layer.forward_training(x, own, 0, replayed, &given);
   ASSERT_EQ(replayed.sequences.size(), 1U);
