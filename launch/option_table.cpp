@@ -14,7 +14,7 @@
 namespace gatefold {
 namespace {
 
-constexpr unsigned kWithTokens = kEveryCommand & ~bit(Command::kMakeModel);
+constexpr unsigned kWithTokens = kOfLayers & ~bit(Command::kMakeModel);
 constexpr unsigned kBalance = bit(Command::kBalance);
 constexpr unsigned kWithLayers = kWithTokens & ~kBalance;
 
@@ -230,12 +230,14 @@ std::vector<OptionRow> model_rows() {
     return OptionRow{name, value, kModelGroup, commands, std::move(help)};
   };
   std::vector<OptionRow> rows;
-  rows.push_back(text_row(
-      row("--model", "DIR", "Hugging Face directory: config.json and *.safetensors", kWithTokens),
-      &Options::model));
+  rows.push_back(
+      text_row(row("--model", "DIR", "Hugging Face directory: config.json and *.safetensors",
+                   kWithTokens | bit(Command::kConvert)),
+               &Options::model));
   rows.push_back(text_row(row("--config", "FILE",
                               "a config.json alone: weights are made from --seed; bench takes "
-                              "several"),
+                              "several",
+                              kOfLayers),
                           &Options::config));
   rows.back().repeatable = bit(Command::kBench);
   rows.back().set = [](Options& o, std::string_view, std::string_view value) {
@@ -265,8 +267,9 @@ std::vector<OptionRow> model_rows() {
       &Options::copy));
   rows.push_back(row("--layout", "HOW",
                      "how experts are stored: per-expert, stacked, stacked-transposed or "
-                     "stacked-alternating, as far as the family knows it; default: its own way",
-                     kMakes));
+                     "stacked-alternating, as far as the family knows it; default: its own way; "
+                     "convert: as they are stored",
+                     kMakes | bit(Command::kConvert)));
   rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
     Names<ExpertLayout> names;
     for (const ExpertLayout layout :
@@ -277,15 +280,18 @@ std::vector<OptionRow> model_rows() {
     o.layout = parse_choice(name, value, names);
   };
   rows.back().show = [](const Options& o) {
-    return std::string(o.layout ? name_of(*o.layout) : std::string_view("family"));
+    const std::string_view otherwise = o.command == Command::kConvert ? "stored" : "family";
+    return std::string(o.layout ? name_of(*o.layout) : otherwise);
   };
-  rows.push_back(row("--set", "KEY=VALUE", "override a field of config.json; may be repeated"));
+  rows.push_back(
+      row("--set", "KEY=VALUE", "override a field of config.json; may be repeated", kOfLayers));
   rows.back().repeatable = kEveryCommand;
   rows.back().set = set_override;
   rows.back().show = shown_overrides;
   rows.push_back(row("--layers", "LIST",
                      "such as 0-3,7; default: all with --model, the first of each kind with "
-                     "--config (make-model, inspect: all)"));
+                     "--config (make-model, inspect: all)",
+                     kOfLayers));
   rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
     o.layers = parse_layers(name, value);
   };
@@ -315,7 +321,8 @@ std::vector<OptionRow> model_rows() {
                    "tokens of each dp group, such as 5,2,1,0; default: even", kWithTokens),
                &Options::token_split, kMaxTokens, "even"));
   rows.push_back(swept_choice_row<DType>(
-      row("--dtype", "TYPE", "f32, bf16 or f16; default: the model's; bench takes several"),
+      row("--dtype", "TYPE",
+          "f32, bf16 or f16; default: the model's (convert: as stored); bench takes several"),
       &Sweep::dtypes, {{"f32", DType::kF32}, {"bf16", DType::kBf16}, {"f16", DType::kF16}},
       [](Options& o, DType first) { o.dtype = first; },
       [](const Options& o) {
@@ -428,7 +435,7 @@ std::vector<OptionRow> where_rows() {
                      kWithTokens | kMachine),
                  &Options::threads, {0, 4096}, "auto"),
       [&] {
-        OptionRow seed = row("--seed", "S", "of seeded weights and tokens (0)");
+        OptionRow seed = row("--seed", "S", "of seeded weights and tokens (0)", kOfLayers);
         seed.set = [](Options& o, std::string_view name, std::string_view value) {
           o.seed = parse_number<std::uint64_t>(name, value, value, 0, UINT64_MAX);
           o.seed_given = true;
@@ -456,17 +463,22 @@ std::vector<OptionRow> output_rows() {
   constexpr unsigned kBench = bit(Command::kBench);
   constexpr unsigned kTimes = kBench | kMachine;
   constexpr unsigned kAll = kEveryCommand | kMachine;
-  constexpr unsigned kWrites = bit(Command::kRun) | bit(Command::kMakeModel);
+  constexpr unsigned kConverts = bit(Command::kConvert);
+  constexpr unsigned kFolder = bit(Command::kMakeModel) | kConverts;
   return {
-      text_row(row("--output", "PATH", "run: a safetensors file for y; make-model: a new directory",
-                   kWrites),
+      text_row(row("--output", "PATH",
+                   "run: a safetensors file for y; make-model, convert: a new directory",
+                   bit(Command::kRun) | kFolder),
                &Options::output),
       text_row(row("--json", "FILE", "the table, every option and version as JSON", kAll),
                &Options::json),
       text_row(row("--csv", "FILE", "the table as CSV", kAll), &Options::csv),
-      number_row(row("--shards", "N", "files that the weights are spread over (1)",
-                     bit(Command::kMakeModel)),
+      number_row(row("--shards", "N", "files that the weights are spread over (1)", kFolder),
                  &Options::shards, {1, 99999}),
+      flag_row(
+          row("--measure", "",
+              "also convert and copy plainly in turns, and say how the two compare", kConverts),
+          &Options::measure),
       choice_row<Scaling>(
           row("--scaling", "HOW",
               "strong: --tokens in all (default); weak: --tokens for each rank of a point", kBench),

@@ -11,9 +11,11 @@ namespace gatefold {
 
 /// One bit per command.
 constexpr unsigned bit(Command command) { return 1U << static_cast<unsigned>(command); }
-constexpr unsigned kEveryCommand = 0x3f;
+constexpr unsigned kEveryCommand = 0x7f;
+/// Those that know layers, whose weights they compute with or make.
+constexpr unsigned kOfLayers = kEveryCommand & ~bit(Command::kConvert);
 /// bench --machine, which has no model: as if it were a command of its own.
-constexpr unsigned kMachine = 0x40;
+constexpr unsigned kMachine = 0x80;
 
 /// One option: its name, who uses it, how it is read and how it is shown.
 struct OptionRow {

@@ -21,6 +21,7 @@ constexpr std::pair<std::string_view, std::string_view> kCommands[] = {
     {"make-model", "Write a checkpoint of seeded weights, or of experts made of a dense model"},
     {"balance",
      "Balance a router's experts step by step by its correction bias, and show their load"},
+    {"convert", "Write a model in another layout, number of files or type"},
 };
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ExitCode::kUsage, text); }
@@ -224,6 +225,11 @@ void check_model(const Options& o) {
   if (o.machine) return;
   // balance has a config of its own
   if (o.model.empty() && o.config.empty() && o.command == Command::kBalance) return;
+  if (o.command == Command::kConvert) {
+    if (o.model.empty()) fail("no model (there is nothing to convert); give --model DIR");
+    if (o.output.empty()) fail("no output (convert writes a directory); give --output DIR");
+    return;
+  }
   if (o.model.empty() && o.config.empty()) {
     fail("no model (there is nothing to compute); give --model DIR or --config FILE");
   }

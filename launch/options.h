@@ -16,7 +16,7 @@
 
 namespace gatefold {
 
-enum class Command { kVerify, kRun, kBench, kInspect, kMakeModel, kBalance };
+enum class Command { kVerify, kRun, kBench, kInspect, kMakeModel, kBalance, kConvert };
 enum class DeviceKind { kAuto, kCpu, kCuda };
 
 /// What a benchmark holds still while ranks are added: all tokens, or those of a rank.
@@ -43,10 +43,11 @@ struct Options {
   std::string config;  // config.json alone, or empty
   std::string
       from_dense;  // directory of the dense model that make-model makes experts of, or empty
-  std::int64_t experts = 0;            // how many; 0: not given
-  bool split = false;                  // the neurons of each layer over them
-  bool copy = false;                   // each layer into each of them
-  std::optional<ExpertLayout> layout;  // make-model; not given: the family's canonical one
+  std::int64_t experts = 0;  // how many; 0: not given
+  bool split = false;        // the neurons of each layer over them
+  bool copy = false;         // each layer into each of them
+  // make-model; not given: the family's canonical one. convert: as stored.
+  std::optional<ExpertLayout> layout;
   std::vector<std::pair<std::string, std::string>> set;
   // Empty: all with --model, and for inspect and make-model; else the first of each kind.
   std::vector<std::int64_t> layers;
@@ -55,7 +56,7 @@ struct Options {
   std::string input;
   std::int64_t sequence_length = 0;       // 0: not given
   std::vector<std::int64_t> token_split;  // empty: even
-  std::optional<DType> dtype;             // not given: the model's
+  std::optional<DType> dtype;             // not given: the model's; convert: as stored
   std::vector<std::int64_t> ablate;       // run
 
   // Where and how.
@@ -82,10 +83,11 @@ struct Options {
   bool skew_given = false;
 
   // What comes out.
-  std::string output;  // safetensors (run), directory (make-model)
+  std::string output;  // safetensors (run), directory (make-model, convert)
   std::string json;
   std::string csv;
-  std::int64_t shards = 1;  // make-model
+  std::int64_t shards = 1;  // make-model, convert
+  bool measure = false;     // convert: beside a plain copy
   Sweep sweep;              // bench
   Scaling scaling = Scaling::kStrong;
   std::int64_t iterations = 20;  // bench

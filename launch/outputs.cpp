@@ -85,10 +85,25 @@ Taken taken_by_inputs(const Options& o) {
   return taken;
 }
 
+/// A model is written beside its directory's name, which must not be in the one that is read.
+void refuse_within_model(const Options& o) {
+  const FileIdentity model(o.model);
+  const FileIdentity output(o.output);
+  for (fs::path path = output.path; !path.empty(); path = path.parent_path()) {
+    if (FileIdentity(path.string()) == model) {
+      refuse("--output", o.output,
+             path == output.path ? "is the --model directory" : "is within the --model directory");
+    }
+    if (path == path.parent_path()) break;
+  }
+}
+
 }  // namespace
 
 void check_outputs(const Options& o) {
-  const bool makes_model = o.command == Command::kMakeModel;
+  const bool converts = o.command == Command::kConvert;
+  const bool makes_model = converts || o.command == Command::kMakeModel;
+  if (converts) refuse_within_model(o);
   const std::string& model = makes_model ? o.output : o.model;
   Taken taken = taken_by_inputs(o);
   for (const auto& [option, path] :

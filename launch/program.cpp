@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "launch/bench.h"
+#include "launch/convert.h"
 #include "launch/machine_bench.h"
 #include "launch/outputs.h"
 #include "launch/version.h"
@@ -90,6 +91,7 @@ int run_command(Job& job) {
     case Command::kInspect: return inspect(job);
     case Command::kMakeModel: return make_model(job);
     case Command::kBalance: return balance(job);
+    case Command::kConvert: break;  // computes nothing
   }
   return static_cast<int>(ExitCode::kUsage);
 }
@@ -159,6 +161,9 @@ int run_ranks(Communicator& world, const ParseResult& parsed, const Seams& seams
     Bench bench(*parsed.options, world, seams);
     return ended([&] { return bench.run(); });
   }
+  if (parsed.options->command == Command::kConvert) {
+    return ended([&] { return convert(*parsed.options, world); });
+  }
   Job job(*parsed.options, world, seams);
   return ended([&] { return run_command(job); });
 }
@@ -168,6 +173,7 @@ int run_ranks(Communicator& world, const ParseResult& parsed, const Seams& seams
 int run_program(int argc, char** argv, const Seams& seams, const std::string& revision) {
   hold_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error like others
+  std::signal(SIGXFSZ, SIG_IGN);  // as is a file that may not grow
   ParseResult parsed = parse_options(argc, argv);
   if (parsed.options) parsed.options->revision = revision;
   // Alone there is nobody to agree with, and help must not need a working MPI.

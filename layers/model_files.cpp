@@ -73,7 +73,8 @@ ModelFiles open_model_files(const std::string& directory, const ModelConfig& con
   auto source = std::make_unique<DequantisedSource>(
       std::move(checkpoint), BlockSize{sizes.block_rows, sizes.block_columns});
   check_formats(config, *source);
-  return {std::move(source), hash};
+  const DequantisedSource* const plain = source.get();
+  return {std::move(source), hash, plain};
 }
 
 }  // namespace gatefold

@@ -9,10 +9,13 @@
 
 namespace gatefold {
 
+class DequantisedSource;
+
 /// A model's weights, as its layers read them.
 struct ModelFiles {
   std::unique_ptr<TensorSource> source;
-  std::uint64_t header_hash = 0;  // Checkpoint's
+  std::uint64_t header_hash = 0;             // Checkpoint's
+  const DequantisedSource* plain = nullptr;  // the source: which of its weights are quantised
 };
 
 /// Opens the safetensors files in `directory`, whose config.json `config` is; quantised weights are

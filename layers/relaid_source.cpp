@@ -1,20 +1,40 @@
 #include "layers/relaid_source.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "runtime/error.h"
+
 namespace gatefold {
+
+namespace {
+
+std::vector<RelaidLayer> from_canonical(const ModelConfig& config,
+                                        const std::vector<std::int64_t>& layers) {
+  ModelConfig canonical = config;
+  canonical.moe->spelling = 0;
+  std::vector<RelaidLayer> relaid;
+  for (const std::int64_t layer : layers) {
+    if (!config.is_moe(layer)) continue;
+    relaid.push_back({config.moe_spec(layer), canonical.moe_spec(layer)});
+  }
+  return relaid;
+}
+
+}  // namespace
+
+RelaidSource::RelaidSource(std::unique_ptr<TensorSource> source,
+                           const std::vector<RelaidLayer>& layers)
+    : source_(std::move(source)) {
+  for (const auto& [here, there] : layers) add_layer(here, there);
+}
 
 RelaidSource::RelaidSource(const ModelConfig& config, std::unique_ptr<TensorSource> source,
                            const std::vector<std::int64_t>& layers)
-    : source_(std::move(source)) {
-  ModelConfig canonical = config;
-  canonical.moe->spelling = 0;
-  for (const std::int64_t layer : layers) {
-    if (config.is_moe(layer)) add_layer(config.moe_spec(layer), canonical.moe_spec(layer));
-  }
-}
+    : RelaidSource(std::move(source), from_canonical(config, layers)) {}
 
 void RelaidSource::add_layer(const MoeSpec& here, const MoeSpec& there) {
   const std::int64_t hidden = here.hidden_size;
@@ -32,13 +52,29 @@ void RelaidSource::add_layer(const MoeSpec& here, const MoeSpec& there) {
 }
 
 void RelaidSource::add(const TensorRef& here, const TensorRef& there, std::int64_t rows) {
-  Tensor& tensor = tensors_[here.name];
-  tensor.info = {source_->find(there.name)->dtype, here.stored_shape};
+  const auto [found, added] = tensors_.try_emplace(here.name);
+  Tensor& tensor = found->second;
+  const DType dtype = source_->find(there.name)->dtype;
+  if (!added && tensor.info.dtype != dtype) {
+    throw Error(ExitCode::kData,
+                fmt::format("{}: {} is stored as {}, {} as {} (both become part of {}, which has "
+                            "one type); convert the model to one type first",
+                            source_->description(), tensor.runs.front().name,
+                            name_of(tensor.info.dtype), there.name, name_of(dtype), here.name));
+  }
+  tensor.info = {dtype, here.stored_shape};
   tensor.runs.push_back({{here.row_offset, here.row_offset + rows},
                          there.name,
                          there.row_offset,
                          there.transposed,
                          there.column_offset});
+  used_.insert(there.name);
+}
+
+std::map<std::string, TensorInfo> RelaidSource::relaid() const {
+  std::map<std::string, TensorInfo> all;
+  for (const auto& [name, tensor] : tensors_) all.emplace(name, tensor.info);
+  return all;
 }
 
 std::optional<TensorInfo> RelaidSource::find(const std::string& name) const {

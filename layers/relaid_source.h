@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,18 +13,32 @@
 
 namespace gatefold {
 
+/// One mixture of experts in two of its family's layouts.
+struct RelaidLayer {
+  MoeSpec here;   // as it is to be seen
+  MoeSpec there;  // as the source has it
+};
+
 /// A model whose experts lie in another of its family's layouts: other tensors, the same values.
 class RelaidSource final : public TensorSource {
  public:
+  /// `source` has the tensors of each layer's `there`. No family with two layouts has biases on its
+  /// experts, and no `here` is transposed. Throws Error 65 where what becomes one tensor is stored
+  /// in several types.
+  RelaidSource(std::unique_ptr<TensorSource> source, const std::vector<RelaidLayer>& layers);
   /// `source` has the layers' tensors as `config` spells them without its moe->spelling, in the
-  /// family's canonical way; no family with two has biases on its experts, nor a transposed one but
-  /// for its canonical one.
+  /// family's canonical way.
   RelaidSource(const ModelConfig& config, std::unique_ptr<TensorSource> source,
                const std::vector<std::int64_t>& layers);
 
   std::optional<TensorInfo> find(const std::string& name) const override;
   void read(const std::string& name, Range rows, Range cols, std::byte* out) const override;
   std::string description() const override { return source_->description(); }
+
+  /// The mixtures' tensors in name order; all others are as in the source.
+  std::map<std::string, TensorInfo> relaid() const;
+  /// The source's tensors that they are made of.
+  const std::set<std::string>& used() const { return used_; }
 
  private:
   /// Whole rows of a tensor, which are rows from `first` on of one of the source's, or, turned,
@@ -44,7 +59,8 @@ class RelaidSource final : public TensorSource {
   void add_layer(const MoeSpec& here, const MoeSpec& there);
 
   std::unique_ptr<TensorSource> source_;
-  std::map<std::string, Tensor> tensors_;  // of mixtures; others are as in the source
+  std::map<std::string, Tensor> tensors_;  // of mixtures
+  std::set<std::string> used_;
 };
 
 }  // namespace gatefold

@@ -259,6 +259,13 @@ const SafetensorsEntry* Checkpoint::stored(const std::string& name) const {
   return &files_[found->second].header().tensors.find(name)->second;
 }
 
+std::map<std::string, SafetensorsEntry> Checkpoint::entries() const {
+  for (const auto& [name, file] : unlisted_) static_cast<void>(stored(name));
+  std::map<std::string, SafetensorsEntry> all;
+  for (const auto& [name, file] : tensor_file_) all.emplace(name, *stored(name));
+  return all;
+}
+
 std::optional<TensorInfo> Checkpoint::find(const std::string& name) const {
   const SafetensorsEntry* entry = stored(name);
   if (entry == nullptr) return std::nullopt;

@@ -35,6 +35,9 @@ class Checkpoint : public TensorSource {
   /// As a file holds it, of whatever type; null where there is none. Throws Error 65 for a tensor
   /// that the index doesn't list.
   const SafetensorsEntry* stored(const std::string& name) const;
+  /// All tensors as files hold them. Throws Error 65 for one that the index doesn't list.
+  std::map<std::string, SafetensorsEntry> entries() const;
+  const std::vector<SafetensorsFile>& files() const { return files_; }
   /// Reads bytes `cols` of rows of a tensor of any type, seen as [its bytes / row_bytes,
   /// row_bytes], dense into `out` [rows.size(), cols.size()]. Throws Error 65 or 66 where there is
   /// no such tensor or not as many bytes.

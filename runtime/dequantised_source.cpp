@@ -197,6 +197,15 @@ std::optional<TensorInfo> DequantisedSource::find(const std::string& name) const
   return blocks_of(name, format->second).info;
 }
 
+std::map<std::string, std::vector<std::string>> DequantisedSource::quantised() const {
+  std::map<std::string, std::vector<std::string>> all;
+  for (const auto& [name, format] : formats_) {
+    const Blocks blocks = blocks_of(name, format);
+    all[name] = {blocks.codes, blocks.scales};
+  }
+  return all;
+}
+
 void DequantisedSource::read(const std::string& name, Range rows, Range cols,
                              std::byte* out) const {
   const auto format = formats_.find(name);

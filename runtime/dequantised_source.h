@@ -44,6 +44,8 @@ class DequantisedSource final : public TensorSource {
   void read(const std::string& name, Range rows, Range cols, std::byte* out) const override;
   std::string description() const override;
 
+  /// The quantised weights, each with the tensors of the checkpoint that it is made of.
+  std::map<std::string, std::vector<std::string>> quantised() const;
   /// How many weights the checkpoint has in this format.
   std::int64_t count(BlockFormat format) const;
 

@@ -35,11 +35,6 @@ constexpr std::array<StoredType, 22> kStoredTypes{{
     {"I64", 64}, {"U64", 64},
 }};
 
-std::optional<std::uint64_t> bits_of(std::string_view stored_type) {
-  const auto* found = std::ranges::find(kStoredTypes, stored_type, &StoredType::name);
-  return found == kStoredTypes.end() ? std::nullopt : std::optional(found->bits);
-}
-
 [[noreturn]] void fail_data(const std::string& where, const std::string& problem,
                             std::string_view remedy = "download or write the file again") {
   throw Error(ExitCode::kData, fmt::format("{}: {}; {}", where, problem, remedy));
@@ -102,7 +97,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (state_ == State::kMetadata) {
       header_.metadata[metadata_key_] = std::move(value);
     } else if (state_ == State::kTensor && field_ == Field::kDtype) {
-      if (!bits_of(value)) {
+      if (!stored_bits(value)) {
         fail_tensor(fmt::format("has dtype {} (no type of the format)", quoted_name(value)));
       }
       entry_.dtype = std::move(value);
@@ -217,7 +212,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (entry_.begin > entry_.end) {
       fail_tensor(fmt::format("ends at {}, before its begin {}", entry_.end, entry_.begin));
     }
-    const auto bytes = bytes_of(entry_.shape, *bits_of(entry_.dtype));
+    const auto bytes = bytes_of(entry_.shape, *stored_bits(entry_.dtype));
     if (!bytes) {
       fail_tensor(fmt::format("has shape {} of {} (no 64-bit count of whole bytes)",
                               quoted_name(shape_text(entry_.shape)), entry_.dtype));
@@ -319,7 +314,7 @@ HeaderText header_text(const std::string& path,
       fail_output(path, fmt::format("tensor name {} is taken", quoted_name(name)), kAnnounce);
     }
     const bool negative = std::ranges::any_of(shape, [](auto d) { return d < 0; });
-    const auto bits = bits_of(dtype);
+    const auto bits = stored_bits(dtype);
     const auto bytes = bits && !negative ? bytes_of(shape, *bits) : std::nullopt;
     if (!bytes || *bytes > kMaxOffset - text.data_bytes) {
       fail_output(path,
@@ -431,19 +426,24 @@ void SafetensorsFile::read_at(std::uint64_t offset, std::span<std::byte> out) co
   }
 }
 
+SafetensorsHead safetensors_head(const std::string& path,
+                                 const std::vector<SafetensorsWriter::Tensor>& tensors,
+                                 const std::map<std::string, std::string>& metadata) {
+  try {
+    const HeaderText header = header_text(path, tensors, metadata);
+    const auto length = std::bit_cast<std::array<char, kLengthBytes>>(header.json.size());
+    return {std::string(length.data(), length.size()) + header.json, header.data_bytes};
+  } catch (const nlohmann::json::exception&) {
+    fail_output(path, "a name or a metadata value is not UTF-8", "use UTF-8");
+  }
+}
+
 SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Tensor>& tensors,
                                      const std::map<std::string, std::string>& metadata)
     : file_(path) {
-  HeaderText header;
-  try {
-    header = header_text(file_.path(), tensors, metadata);
-  } catch (const nlohmann::json::exception&) {
-    fail_output(file_.path(), "a name or a metadata value is not UTF-8", "use UTF-8");
-  }
-  expected_ = header.data_bytes;
-  const auto length = std::bit_cast<LengthField>(std::uint64_t{header.json.size()});
-  file_.write(length);
-  file_.write(std::as_bytes(std::span(header.json)));
+  const SafetensorsHead head = safetensors_head(file_.path(), tensors, metadata);
+  expected_ = head.data_bytes;
+  file_.write(std::as_bytes(std::span(head.text)));
 }
 
 SafetensorsWriter::~SafetensorsWriter() = default;
@@ -474,6 +474,11 @@ std::string_view safetensors_name(DType dtype) {
     case DType::kF16: return "F16";
   }
   return "?";
+}
+
+std::optional<std::uint64_t> stored_bits(std::string_view stored_type) {
+  const auto* found = std::ranges::find(kStoredTypes, stored_type, &StoredType::name);
+  return found == kStoredTypes.end() ? std::nullopt : std::optional(found->bits);
 }
 
 std::optional<DType> dtype_from_safetensors(std::string_view name) {

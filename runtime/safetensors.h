@@ -97,8 +97,21 @@ class SafetensorsWriter {
   std::uint64_t written_ = 0;
 };
 
+/// What stands before the data of a file: eight bytes of length, then the header.
+struct SafetensorsHead {
+  std::string text;
+  std::uint64_t data_bytes = 0;
+};
+/// Of the file at `path` that has these tensors behind each other. Throws Error 74 where no file
+/// can: a name twice, no size for a shape, text that isn't UTF-8, more header than is readable.
+SafetensorsHead safetensors_head(const std::string& path,
+                                 const std::vector<SafetensorsWriter::Tensor>& tensors,
+                                 const std::map<std::string, std::string>& metadata = {});
+
 /// The file's spelling of a dtype: "F32", "BF16", "F16"; and back (nothing for other types).
 std::string_view safetensors_name(DType dtype);
 std::optional<DType> dtype_from_safetensors(std::string_view name);
+/// Of an element of any type that files may hold; nothing for others.
+std::optional<std::uint64_t> stored_bits(std::string_view stored_type);
 
 }  // namespace gatefold

@@ -1,5 +1,6 @@
 #include <dlfcn.h>
 #include <mpi.h>
+#include <sys/types.h>
 
 #include <atomic>
 #include <chrono>
@@ -21,7 +22,7 @@
 //   poke     the same with one number changed, by GATEFOLD_POKE=<bytes>:<offset>:<value>: of
 //            messages of just so many bytes the k-th has the int32 `value` at `offset`
 //   fail     the call does nothing but return MPI_ERR_OTHER
-//   kill, stop   the process is killed or stopped in place of the call (rename, too)
+//   kill, stop   the process is killed or stopped in place of the call (rename and pwrite, too)
 //   wait     the call comes half a minute late
 // or GATEFOLD_ALTER=funneled: MPI_Init_thread grants no more than MPI_THREAD_FUNNELED, on all
 // ranks.
@@ -203,6 +204,13 @@ int MPI_Allreduce(const void* in, void* out, int count, MPI_Datatype type, MPI_O
                   MPI_Comm comm) {
   if (altered("MPI_Allreduce")) return MPI_ERR_OTHER;
   return PMPI_Allreduce(in, out, count, type, op, comm);
+}
+
+/// What a rank does to a file that others write to, too.
+ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset) {
+  altered("pwrite");
+  using Write = ssize_t (*)(int, const void*, std::size_t, off_t);
+  return reinterpret_cast<Write>(dlsym(RTLD_NEXT, "pwrite"))(fd, data, bytes, offset);
 }
 
 /// What ends the writing of a file: the finished one takes its name.

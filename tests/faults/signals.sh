@@ -31,6 +31,16 @@ for to in "TERM mpirun !0 terminated" "INT mpirun !0 terminated" "HUP mpirun !0 
   rm -rf "$scratch/models/"* "$scratch/models/".g*
 done
 
+# Any rank may be the last that is there to remove what all have written to: rank 0 before the model
+# has its name, another one in the middle.
+for fault in kill:rename:3:0 kill:pwrite:2:1; do
+  lost "$fault, half a converted model" 3 137 "" "" "GATEFOLD_ALTER=$fault" -- \
+    convert --model "$model" --output "$scratch/models/made" --shards 3
+  left=$(ls -A "$scratch/models")
+  if [[ -n $left ]]; then fails "nothing of the converted model stays" "$left is left"; fi
+  rm -rf "$scratch/models/"* "$scratch/models/".g*
+done
+
 # A file that is not finished doesn't take the place of an older one.
 echo old >"$scratch/report.json"
 lost "killed before a report has its name" 2 137 "" "" GATEFOLD_ALTER=kill:rename:1:0 -- \

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cstdint>
+#include <iterator>
 #include <set>
 #include <sstream>
 #include <string>
@@ -186,6 +187,8 @@ TEST(Options, ALineThatMakesNoSenseAsAWholeIsRefused) {
       {{"run", "--model", "m", "--ablate", "3,5,3"}, "names 3 twice"},
       {{"make-model", "--output", "d"}, "no config"},
       {{"make-model", "--config", "c"}, "no output"},
+      {{"convert", "--output", "d"}, "no model"},
+      {{"convert", "--model", "d"}, "no output"},
       {{"make-model", "--from-dense", "d", "--experts", "8", "--split"}, "no output"},
       {{"make-model", "--from-dense", "d", "--config", "c"}, "both given"},
       {{"make-model", "--from-dense", "d", "--split"}, "without --experts"},
@@ -238,53 +241,14 @@ TEST(Options, AMessageStaysOneLineWhateverWasTyped) {
 }
 
 TEST(Options, EveryOptionArrives) {
-  const ParseResult result = parse({"run",
-                                    "--config",
-                                    "c.json",
-                                    "--set",
-                                    "hidden_size=8",
-                                    "--set",
-                                    "a=b=c",
-                                    "--layers",
-                                    "7,0-3",
-                                    "--tokens",
-                                    "6",
-                                    "--sequence-length",
-                                    "3",
-                                    "--token-split=5,1",
-                                    "--dtype",
-                                    "f16",
-                                    "--ablate",
-                                    "275,300",
-                                    "--tp",
-                                    "4",
-                                    "--ep",
-                                    "1",
-                                    "--expert-blocks",
-                                    "2",
-                                    "--dispatcher",
-                                    "allgather",
-                                    "--device",
-                                    "cpu",
-                                    "--comm",
-                                    "mpi",
-                                    "--reduce",
-                                    "fast",
-                                    "--blocks=16",
-                                    "--threads",
-                                    "2",
-                                    "--seed",
-                                    "18446744073709551615",
-                                    "--timeout",
-                                    "1.5",
-                                    "--output",
-                                    "y",
-                                    "--json",
-                                    "j",
-                                    "--csv",
-                                    "c",
-                                    "--verbose",
-                                    "--dry-run"});
+  std::istringstream words(
+      "run --config c.json --set hidden_size=8 --set a=b=c --layers 7,0-3 --tokens 6 "
+      "--sequence-length 3 --token-split=5,1 --dtype f16 --ablate 275,300 --tp 4 --ep 1 "
+      "--expert-blocks 2 --dispatcher allgather --device cpu --comm mpi --reduce fast --blocks=16 "
+      "--threads 2 --seed 18446744073709551615 --timeout 1.5 --output y --json j --csv c "
+      "--verbose --dry-run");
+  const ParseResult result =
+      parse({std::istream_iterator<std::string>(words), std::istream_iterator<std::string>()});
   ASSERT_TRUE(result.options) << result.text;
   const Options& o = *result.options;
   EXPECT_EQ(o.command, Command::kRun);
@@ -323,9 +287,9 @@ TEST(Options, EveryOptionArrives) {
                   Pair("rate", "0.001"), Pair("skew", "0.5"), Pair("threads", "2"),
                   Pair("seed", "18446744073709551615"), Pair("timeout", "1.5"), Pair("output", "y"),
                   Pair("json", "j"), Pair("csv", "c"), Pair("shards", "1"),
-                  Pair("scaling", "strong"), Pair("iterations", "20"), Pair("warmup", "3"),
-                  Pair("hot", "false"), Pair("no-check", "false"), Pair("quiet", "false"),
-                  Pair("verbose", "true"), Pair("dry-run", "true")));
+                  Pair("measure", "false"), Pair("scaling", "strong"), Pair("iterations", "20"),
+                  Pair("warmup", "3"), Pair("hot", "false"), Pair("no-check", "false"),
+                  Pair("quiet", "false"), Pair("verbose", "true"), Pair("dry-run", "true")));
 }
 
 TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
@@ -352,6 +316,11 @@ TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
       parse({"make-model", "--config", "c", "--output", "d", "--layout", "stacked"});
   ASSERT_TRUE(stacked.options) << stacked.text;
   EXPECT_EQ(stacked.options->layout, ExpertLayout::kStacked);
+  const ParseResult converted = parse({"convert", "--model", "m", "--output", "d", "--shards", "2",
+                                       "--measure", "--layout", "per-expert"});
+  ASSERT_TRUE(converted.options) << converted.text;
+  EXPECT_TRUE(converted.options->measure);
+  EXPECT_EQ(converted.options->layout, ExpertLayout::kPerExpert);
 }
 
 TEST(Options, BenchTakesListsAndRanges) {
@@ -557,32 +526,37 @@ TEST(Options, HelpAndVersionAreNoErrors) {
 }
 
 TEST(Options, ACommandsHelpListsItsOwnOptionsOnly) {
-  const std::set<std::string> all = {"--config", "--set",     "--layers", "--dtype",
-                                     "--seed",   "--timeout", "--json",   "--csv",
-                                     "--quiet",  "--verbose", "--dry-run"};
+  const std::set<std::string> all = {"--dtype", "--timeout", "--json",   "--csv",
+                                     "--quiet", "--verbose", "--dry-run"};
+  const std::set<std::string> of_layers = {"--config", "--set", "--layers", "--seed"};
   const std::set<std::string> with_tokens = {
       "--model",  "--tokens", "--input",  "--sequence-length", "--token-split", "--tp",     "--ep",
       "--device", "--comm",   "--blocks", "--expert-blocks",   "--dispatcher",  "--threads"};
   struct Own {
     std::string command;
     bool takes_tokens;
+    bool knows_layers;
     std::set<std::string> options;
   };
   const Own commands[] = {
-      {"verify", true, {"--reduce"}},
-      {"run", true, {"--reduce", "--ablate", "--output"}},
+      {"verify", true, true, {"--reduce"}},
+      {"run", true, true, {"--reduce", "--ablate", "--output"}},
       {"bench",
+       true,
        true,
        {"--reduce", "--dp", "--scaling", "--iterations", "--warmup", "--hot", "--no-check",
         "--machine", "--routing"}},
-      {"inspect", true, {"--reduce"}},
+      {"inspect", true, true, {"--reduce"}},
+      {"convert", false, false, {"--model", "--output", "--shards", "--layout", "--measure"}},
       {"make-model",
        false,
+       true,
        {"--output", "--shards", "--from-dense", "--experts", "--split", "--copy", "--layout"}},
   };
   for (const Own& own : commands) {
     std::set<std::string> expected = all;
     expected.insert(own.options.begin(), own.options.end());
+    if (own.knows_layers) expected.insert(of_layers.begin(), of_layers.end());
     if (own.takes_tokens) expected.insert(with_tokens.begin(), with_tokens.end());
     const ParseResult help = parse({own.command, "--help"});
     EXPECT_EQ(help.exit_code, 0);

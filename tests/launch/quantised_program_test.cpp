@@ -204,6 +204,49 @@ TEST_F(Quantised, AnMxfp4ModelGivesTheBitsOfTheSameWeightsInBf16OnEveryGrid) {
   EXPECT_THAT(alone("inspect --model " + path("quantised")).out, HasSubstr("2 weights as MXFP4"));
 }
 
+TEST_F(Quantised, ConvertedWithATypeTheWeightsArePlainAndWithoutOneTheyAreAsTheyWere) {
+  const auto converted = [&](int ranks, const std::string& from, const std::string& more = "") {
+    fs::remove_all(path("made"));
+    const Outcome made = on_ranks(
+        ranks, "convert --quiet --model " + path(from) + " --output " + path("made") + " " + more);
+    EXPECT_EQ(made.code, 0) << made.error;
+    return content_of(path("made/model.safetensors"));
+  };
+  write_f8_model();
+  EXPECT_TRUE(converted(3, "quantised", "--dtype bf16") == converted(1, "plain"));
+  const std::string stacked = "--dtype bf16 --layout stacked";
+  EXPECT_TRUE(converted(2, "plain", stacked) == converted(3, "quantised", stacked));
+  const Json config = Json::parse(content_of(path("made/config.json")));
+  EXPECT_FALSE(config.contains("quantization_config"));
+  EXPECT_EQ(config["dtype"], "bfloat16");
+  const SafetensorsFile as_it_was(path("quantised/model.safetensors"));
+  converted(2, "quantised");
+  EXPECT_TRUE(Json::parse(content_of(path("made/config.json"))).contains("quantization_config"));
+  const SafetensorsFile made(path("made/model.safetensors"));
+  for (const auto& [name, entry] : as_it_was.header().tensors) {
+    EXPECT_EQ(made.header().tensors.at(name).dtype, entry.dtype);
+    std::vector<std::byte> bytes(entry.end - entry.begin), others(bytes.size());
+    as_it_was.read(name, 0, bytes);
+    made.read(name, 0, others);
+    EXPECT_TRUE(bytes == others) << name;
+  }
+  expect_one_complaint(on_ranks(2, "convert --layout stacked --model " + path("quantised") +
+                                       " --output " + path("no")),
+                       64, "add --dtype bf16");
+  EXPECT_FALSE(fs::exists(path("no")));
+}
+
+TEST_F(Quantised, ConvertedMxfp4IsTheSameModelInBf16) {
+  write_mxfp4_model();
+  for (const char* name : {"quantised", "plain"}) {
+    const Outcome made = on_ranks(2, fmt::format("convert --model {} --output {} --dtype bf16",
+                                                 path(name), path(name) + "_made"));
+    EXPECT_EQ(made.code, 0) << made.error;
+  }
+  EXPECT_TRUE(content_of(path("quantised_made/model.safetensors")) ==
+              content_of(path("plain_made/model.safetensors")));
+}
+
 TEST_F(Quantised, FilesThatDontFitEachOtherOrTheConfigEndAllRanksWithOneMessage) {
   write_f8_model({{"quant_method", "fp8"}, {"weight_block_size", {64, 128}}});
   const std::string verify = "verify --model " + path("quantised");

@@ -15,7 +15,7 @@ gatefold_test(expert_load SOURCES launch/expert_load_test.cpp)
 gatefold_test(weight_reads SOURCES launch/weight_reads_test.cpp NP 1 2 3 4)
 # Tests that run the program itself, alone and under mpirun.
 list(JOIN GATEFOLD_MPIRUN " " mpirun_text)
-foreach(name program bench_program moe_program machine_program balance_program odd_input odd_moe_input quantised_program)
+foreach(name program bench_program moe_program convert machine_program balance_program odd_input odd_moe_input quantised_program)
   gatefold_test(${name} SOURCES launch/${name}_test.cpp LABELS program TIMEOUT 280)
   target_compile_definitions(${name} PRIVATE GATEFOLD_MPIRUN="${mpirun_text}")
   add_dependencies(${name} gatefold)
