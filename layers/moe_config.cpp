@@ -16,7 +16,8 @@ namespace gatefold {
 namespace {
 
 constexpr std::pair<std::string_view, Score> kScores[] = {{"softmax", Score::kSoftmax},
-                                                          {"sigmoid", Score::kSigmoid}};
+                                                          {"sigmoid", Score::kSigmoid},
+                                                          {"sqrtsoftplus", Score::kSqrtSoftplus}};
 constexpr std::pair<std::string_view, TopKMethod> kMethods[] = {
     {"greedy", TopKMethod::kGreedy},
     {"group_limited_greedy", TopKMethod::kGroupLimitedGreedy},

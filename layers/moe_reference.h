@@ -43,6 +43,7 @@ struct MoeReferenceResult : ReferenceResult {
 ///            softmax: s * (exp(d + sum s_i (exp(d_i) - 1)) - 1) with d = e + u * |l - max|, and
 ///            16u * s for two exps, gamma(E) * s (spread: u * sqrt(E) * s) for the sum
 ///            sigmoid: s (1 - s) * (exp(e) - 1), and 8u * s
+///            sqrt(softplus): s * (exp(g e) - 1), g the slope of log(s) at l - e, and 8u * s
 ///   choice   one rounding of s + correction; of groups, that of the sum of two
 ///   weight   quotients and products, each rounded
 ///   expert   input round(w * x), where weights are on the input, with the error of w and both

@@ -123,6 +123,21 @@ Number sigmoid_of(const Number& z) {
   return {s, carried(z.certain), carried(kSpreads * z.spread) / kSpreads};
 }
 
+Number sqrt_softplus_of(const Number& z) {
+  const auto softplus = [](double x) {
+    return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
+  };
+  const double s = std::sqrt(softplus(z.value));
+  const auto carried = [&](double error) {
+    if (!std::isfinite(z.value) || !std::isfinite(error)) return kInfinity;
+    const double lowest = z.value - error;
+    const double sum = softplus(lowest);
+    const double slope = sum > 0 ? sigmoid(lowest) / (2 * sum) : 0.5;  // 1/2 where both underflow
+    return s * std::expm1(slope * error) + kActivationUnits * kUnit * s + kFlushed;
+  };
+  return {s, carried(z.certain), carried(kSpreads * z.spread) / kSpreads};
+}
+
 Number activated(const Activation& activation, const Number& z) {
   const auto carried = [&](double error, double reach) {
     const double largest = activation.kind == ActivationKind::kRelu2 ? reach * reach : reach;

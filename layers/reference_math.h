@@ -45,6 +45,8 @@ Number quotient(const Number& a, const Number& b);
 Number sum_of(std::span<const Number> terms);
 /// 1 / (1 + exp(-z)): its slope stays within s * (1 - s) * exp(error).
 Number sigmoid_of(const Number& z);
+/// sqrt(log(1 + exp(z))): its logarithm's slope, sigmoid(z) / (2 log(1 + exp(z))), falls with z.
+Number sqrt_softplus_of(const Number& z);
 Number gated_value(const Activation& activation, const Number& gate, const Number& up);
 
 /// How far y may be off: `sum` as likely, then y's own rounding in full.

@@ -171,6 +171,18 @@ std::vector<Number> sigmoids(std::span<const Number> logits) {
   return result;
 }
 
+std::vector<Number> sqrt_softpluses(std::span<const Number> logits) {
+  std::vector<Number> result;
+  for (const Number& logit : logits) result.push_back(sqrt_softplus_of(logit));
+  return result;
+}
+
+std::vector<Number> scored(const RouteRule& rule, std::span<const Number> logits) {
+  if (rule.score == Score::kSigmoid) return sigmoids(logits);
+  if (rule.score == Score::kSqrtSoftplus) return sqrt_softpluses(logits);
+  return softmax(logits);
+}
+
 std::vector<Number> picked(std::span<const Number> all, std::span<const std::int32_t> ids) {
   std::vector<Number> result;
   for (const std::int32_t id : ids) result.push_back(all[static_cast<std::size_t>(id)]);
@@ -185,7 +197,7 @@ ScoredToken score_token(const RouteRule& rule, std::vector<Number> logits,
   if (chosen_by_logits(rule)) {
     token.scores = token.logits;
   } else {
-    token.scores = rule.score == Score::kSigmoid ? sigmoids(token.logits) : softmax(token.logits);
+    token.scores = scored(rule, token.logits);
   }
   token.choice = token.scores;
   for (std::size_t e = 0; e < correction.size(); ++e) {

@@ -255,6 +255,8 @@ template <Score kScore>
     case Score::kSigmoid: return choose<Score::kSigmoid>(rule, logits, correction, ids, weights);
     case Score::kSigmoidOfChosen:
       return choose<Score::kSigmoidOfChosen>(rule, logits, correction, ids, weights);
+    case Score::kSqrtSoftplus:
+      return choose<Score::kSqrtSoftplus>(rule, logits, correction, ids, weights);
   }
 }
 
@@ -280,6 +282,8 @@ template <Score kScore>
     case Score::kSigmoid: return score_logits<Score::kSigmoid>(experts, logits, scores, of_all);
     case Score::kSigmoidOfChosen:
       return score_logits<Score::kSigmoidOfChosen>(experts, logits, scores, of_all);
+    case Score::kSqrtSoftplus:
+      return score_logits<Score::kSqrtSoftplus>(experts, logits, scores, of_all);
   }
 }
 

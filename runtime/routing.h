@@ -14,6 +14,7 @@ enum class Score {
   kSoftmaxOfChosen,  // experts are chosen by their logits; of the chosen ones' (GPT-OSS)
   kSigmoid,          // of each logit (DeepSeek-V3, GLM-4.5)
   kSigmoidOfChosen,  // the same, but experts are chosen by their logits (Llama-4)
+  kSqrtSoftplus,     // sqrt(log(1 + exp(l))) of each logit (Megatron's sqrtsoftplus)
 };
 
 /// What a group of experts is judged by, where only the best groups' experts may be chosen.
@@ -23,9 +24,9 @@ enum class GroupScore {
 };
 
 /// How logits become experts and weights, all in fp32, each step rounded once:
-///   score    s = softmax(l), sigmoid(l), or l itself where chosen by logits. softmax is
-///            exp(l - max) / sum, the sum by 32 lanes over the experts as in LogitRows, max the
-///            largest l that isn't NaN
+///   score    s = softmax(l), sigmoid(l), sqrt(softplus(l)), or l itself where chosen by logits.
+///            softmax is exp(l - max) / sum, the sum by 32 lanes over the experts as in LogitRows,
+///            max the largest l that isn't NaN
 ///   choice   c = s, plus the correction bias where there is one
 ///   groups   where there are several: experts of all but the kept_groups best groups of E / groups
 ///            neighbours get c = -inf; of equal groups the lowest stays, NaN counts as -inf

@@ -59,6 +59,7 @@ template <Score kScore>
 constexpr float score_of(float logit, const SoftmaxRow& row) {
   if constexpr (kScore == Score::kSoftmax) return softmax_term(logit, row.max) / row.sum;
   if constexpr (kScore == Score::kSigmoid) return sigmoid_fp32(logit);
+  if constexpr (kScore == Score::kSqrtSoftplus) return sqrt_softplus_fp32(logit);
   return logit;
 }
 
@@ -69,6 +70,7 @@ constexpr float first_weight(float logit, const SoftmaxRow& row) {
   if constexpr (kScore == Score::kSoftmax || kScore == Score::kSoftmaxOfChosen) {
     return softmax_term(logit, row.max) / row.sum;
   }
+  if constexpr (kScore == Score::kSqrtSoftplus) return sqrt_softplus_fp32(logit);
   return sigmoid_fp32(logit);
 }
 
@@ -105,6 +107,7 @@ constexpr void with_score(Score score, Visitor visit) {
     case Score::kSoftmaxOfChosen: return visit.template operator()<Score::kSoftmaxOfChosen>();
     case Score::kSigmoid: return visit.template operator()<Score::kSigmoid>();
     case Score::kSigmoidOfChosen: return visit.template operator()<Score::kSigmoidOfChosen>();
+    case Score::kSqrtSoftplus: return visit.template operator()<Score::kSqrtSoftplus>();
   }
 }
 

@@ -58,8 +58,8 @@ bool add_choices() {
                     ActivationKind::kQuickGelu, ActivationKind::kClampedSwiglu>() &&
     add_sums<DType::kF32, DType::kBf16, DType::kF16>() &&
     add_experts<DType::kF32, DType::kBf16, DType::kF16>() &&
-    add_choices<Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid,
-                Score::kSigmoidOfChosen>() &&
+    add_choices<Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid, Score::kSigmoidOfChosen,
+                Score::kSqrtSoftplus>() &&
     add<&weigh_rows>("weigh_rows") && add<&merge_tile>("merge_tile");
 
 }  // namespace

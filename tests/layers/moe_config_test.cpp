@@ -267,6 +267,8 @@ TEST_F(MoeConfigTest, AbsentFieldsMeanWhatTheFamilysClassMeans) {
   EXPECT_EQ(config.moe->shared_intermediate_size, 8);
   v3["model_type"] = "kimi_k2";
   EXPECT_EQ(read(v3).moe->route.score, Score::kSigmoid);
+  v3["scoring_func"] = "sqrtsoftplus";
+  EXPECT_EQ(read(v3).moe->route.score, Score::kSqrtSoftplus);
   v3["model_type"] = "glm4_moe";
   EXPECT_THAT(mixtures(read(v3)), ElementsAre(1, 2, 3, 4));
   EXPECT_EQ(read(v3).moe->route.groups, 1);
@@ -462,8 +464,8 @@ TEST_F(MoeConfigTest, RulesThatCantBeAreRefused) {
       {"topk_group", 5, "topk_group 5 is more than n_group 4"},
       {"topk_group", 0, "topk_group is 0"},
       {"num_experts_per_tok", 9, "leaves 8 of n_routed_experts 16"},
-      {"scoring_func", "sqrtsoftplus",
-       "unknown scoring_func \"sqrtsoftplus\" (known: softmax, sigmoid)"},
+      {"scoring_func", "softplus",
+       "unknown scoring_func \"softplus\" (known: softmax, sigmoid, sqrtsoftplus)"},
       {"scoring_func", 1, "scoring_func is 1 (not a string)"},
       {"topk_method", "best",
        "unknown topk_method \"best\" (known: greedy, group_limited_greedy, "},

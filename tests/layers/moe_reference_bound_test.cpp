@@ -81,7 +81,18 @@ const std::vector<Case>& cases() {
        false,
        1},
       {"one plain expert", {.experts = 4, .top_k = 1}, plain(ActivationKind::kRelu)},
-  };
+      {"sqrtsoftplus, corrected",
+       {.experts = 8,
+        .top_k = 3,
+        .score = Score::kSqrtSoftplus,
+        .normalize = true,
+        .epsilon = 1e-20F,
+        .scaling = 1.5F},
+       {.kind = ActivationKind::kSilu},
+       WeightOn::kOutput,
+       false,
+       true,
+       0}};
   return all;
 }
 
@@ -189,8 +200,8 @@ std::vector<float> cancelling(Random& random, std::int64_t width, double target)
 TEST(MoeReference, CarriesTheErrorsOfLogitsIntoY) {
   Random random(26);
   const std::vector<float> ones(65, 1.0F);
-  for (const Score score :
-       {Score::kSoftmax, Score::kSigmoid, Score::kSoftmaxOfChosen, Score::kSigmoidOfChosen}) {
+  for (const Score score : {Score::kSoftmax, Score::kSigmoid, Score::kSoftmaxOfChosen,
+                            Score::kSigmoidOfChosen, Score::kSqrtSoftplus}) {
     for (const bool normalize : {false, true}) {
       const RouteRule rule{.experts = 4, .top_k = 3, .score = score, .normalize = normalize};
       Mixture mixture = random_mixture(random, {"", rule}, 65, 32, DType::kF32);

@@ -41,6 +41,10 @@ TEST(ReferenceMath, CarriesErrorsThroughQuotientsSumsAndSigmoids) {
   reaches(reference::sigmoid_of({0, 0.1, 0.1 / 8}), 0.5, 1 / (1 + std::exp(-0.1)));
   reaches(reference::sigmoid_of({-20, 0.1, 0.1 / 8}), 1 / (1 + std::exp(20)),
           1 / (1 + std::exp(19.9)));
+  const auto root = [](double z) { return std::sqrt(std::log1p(std::exp(z))); };
+  for (const double z : {0.0, -20.0, 30.0}) {
+    reaches(reference::sqrt_softplus_of({z, 0.1, 0.1 / 8}), root(z), root(z + 0.1));
+  }
 }
 
 // ---- known numbers ----
@@ -120,6 +124,20 @@ TEST(MoeReference, TakesTheSoftmaxOfTheChosenLogits) {
   EXPECT_NEAR(only_y(mixture), 5 + 20, 1e-5);
   mixture.router_bias = {kLn5, 0, -9};  // experts 0 and 1 are left, equal
   EXPECT_NEAR(only_y(mixture), 500 + 3.5, 1e-3 / 8);
+}
+
+TEST(MoeReference, WeighsByTheSquareRootOfSoftplus) {
+  // log(1 + exp(l)) is 1/4, 1 and 4: scores of 1/2, 1 and 2.
+  const auto logit = [](double softplus) {
+    return static_cast<float>(std::log(std::expm1(softplus)));
+  };
+  Mixture mixture = narrow({.top_k = 2, .score = Score::kSqrtSoftplus},
+                           {logit(0.25), logit(1), logit(4)}, {1000, 30, 60});
+  EXPECT_NEAR(only_y(mixture), 30 + 120, 1e-4);
+  mixture.rule.normalize = true;
+  EXPECT_NEAR(only_y(mixture), 10 + 40, 1e-4);
+  mixture.correction = {3, 0, 0};  // chooses expert 0 and never weighs it
+  EXPECT_NEAR(only_y(mixture), 1000 * 0.2 + 60 * 0.8, 1e-3);
 }
 
 TEST(MoeReference, ScalesOnce) {

@@ -225,6 +225,11 @@ class Naive {
     if (mixture_.rule.score == Score::kSigmoid) {
       for (Real& score : scores) score = sigmoid(score);
     }
+    if (mixture_.rule.score == Score::kSqrtSoftplus) {
+      for (Real& score : scores) {
+        score = std::sqrt(std::max(score, Real{0}) + std::log1p(std::exp(-std::abs(score))));
+      }
+    }
     return scores;
   }
 

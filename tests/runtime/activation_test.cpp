@@ -137,6 +137,25 @@ TEST(ActivationMaths, SigmoidIsWithinThreeUnitsAndEndsExactly) {
   EXPECT_TRUE(std::isnan(sigmoid_fp32(-kNan)));
 }
 
+TEST(ActivationMaths, SqrtSoftplusIsWithinThreeUnitsAndEndsExactly) {
+  const auto exact = [](float x) {
+    const double l = x;
+    return std::sqrt(l > 0 ? l + std::log1p(std::exp(-l)) : std::log1p(std::exp(l)));
+  };
+  Worst worst;
+  sweep([&](float x) {
+    // Where log1p of doubles ends before its square root does.
+    const double want = x < -700 ? std::exp(0.5 * double{x}) : exact(x);
+    worst.add(ulps(sqrt_softplus_fp32(x), want), x);
+  });
+  EXPECT_LE(worst.error, 2.5) << "at " << worst.at;
+  EXPECT_EQ(sqrt_softplus_fp32(16777216.0F), 4096.0F);
+  EXPECT_EQ(sqrt_softplus_fp32(kInf), kInf);
+  EXPECT_EQ(sqrt_softplus_fp32(-kInf), 0.0F);
+  EXPECT_TRUE(std::isnan(sqrt_softplus_fp32(kNan)));
+  EXPECT_TRUE(std::isnan(sqrt_softplus_fp32(-kNan)));
+}
+
 struct Accuracy {
   Activation act;
   double units;               // allowed error ...

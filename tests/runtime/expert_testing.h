@@ -104,6 +104,9 @@ inline PlainChoice plain_choice(const RouteRule& rule, const std::vector<float>&
   if (rule.score == Score::kSigmoid) {
     for (float& score : scores) score = sigmoid_fp32(score);
   }
+  if (rule.score == Score::kSqrtSoftplus) {
+    for (float& score : scores) score = sqrt_softplus_fp32(score);
+  }
   std::vector<float> choice = scores;
   for (std::size_t e = 0; e < correction.size(); ++e) choice[e] = scores[e] + correction[e];
   if (rule.groups > 1) plain_group_limit(rule, choice);
@@ -145,8 +148,11 @@ inline PlainScores plain_scores(Score score, const std::vector<float>& logits) {
   std::vector<float> terms;
   for (const float logit : logits) terms.push_back(exp_fp32(logit - max));
   plain.log_sum = canonical_nan(max + log_fp32(plain_lane_sum(terms)));
-  if (score == Score::kSigmoid || score == Score::kSigmoidOfChosen) {
-    for (std::size_t e = 0; e < logits.size(); ++e) plain.scores[e] = sigmoid_fp32(logits[e]);
+  const bool root = score == Score::kSqrtSoftplus;
+  if (root || score == Score::kSigmoid || score == Score::kSigmoidOfChosen) {
+    for (std::size_t e = 0; e < logits.size(); ++e) {
+      plain.scores[e] = root ? sqrt_softplus_fp32(logits[e]) : sigmoid_fp32(logits[e]);
+    }
     const float sum = plain_lane_sum(plain.scores) + 1e-20F;
     for (float& one : plain.scores) one = one / sum;
   }
@@ -158,7 +164,7 @@ inline PlainScores plain_scores(Score score, const std::vector<float>& logits) {
 inline std::vector<RouteRule> testing_rules() {
   std::vector<RouteRule> rules;
   const Score scores[] = {Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid,
-                          Score::kSigmoidOfChosen};
+                          Score::kSigmoidOfChosen, Score::kSqrtSoftplus};
   for (const Score score : scores) {
     for (const std::int64_t experts : {std::int64_t{1}, std::int64_t{4}, std::int64_t{5},
                                        std::int64_t{60}, std::int64_t{64}, kMaxExperts}) {

@@ -129,8 +129,8 @@ TEST(RouterKernels, ScoresAreOneInSumAndLogSumsAreOfTheLogits) {
   const std::vector<float> logits = testing::fractions(kExperts, 9);
   double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
-  for (const Score score :
-       {Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid, Score::kSigmoidOfChosen}) {
+  for (const Score score : {Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid,
+                            Score::kSigmoidOfChosen, Score::kSqrtSoftplus}) {
     std::vector<float> scores(as_size(kExperts));
     float log_sum = 0;
     score_token(score, kExperts, logits.data(), scores.data(), &log_sum);
