@@ -43,8 +43,8 @@ void add_moe_keys(const MoeFamily& moe, std::vector<std::string_view>& keys) {
       keys.end(),
       {moe.enabled.key, moe.list_key, moe.dense_list_key, moe.first_key, moe.top_k_key,
        moe.intermediate_size_key, moe.otherwise_intermediate_size_key, moe.score_key,
-       moe.method_key, moe.normalize.key, moe.scaling_key, moe.router_bias.key, moe.shared_key,
-       moe.loss.coefficient, moe.loss.per_sequence.key, moe.loss.z_coefficient});
+       moe.method_key, moe.normalize.key, moe.scaling_key, moe.router_bias.key, moe.capacity_key,
+       moe.shared_key, moe.loss.coefficient, moe.loss.per_sequence.key, moe.loss.z_coefficient});
   if (moe.method == TopKMethod::kGreedy && moe.method_key.empty()) return;
   keys.insert(keys.end(), {kGroupsKey, kKeptGroupsKey});
 }

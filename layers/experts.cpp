@@ -89,16 +89,16 @@ void Experts::reserve(std::int64_t rows) {
   reserved_ = rows;
 }
 
-void Experts::forward(TokenExchange& exchange) {
+void Experts::forward(TokenExchange& exchange, std::int64_t padded_rows) {
   for (std::int64_t e = 0; e < exchange.own_experts(); ++e) {
-    run(e, exchange);
+    run(e, exchange, padded_rows);
     place_.tp->progress().tick();
   }
 }
 
-void Experts::run(std::int64_t own_expert, TokenExchange& exchange) {
+void Experts::run(std::int64_t own_expert, TokenExchange& exchange, std::int64_t padded_rows) {
   const std::int64_t rows = exchange.rows(own_expert);
-  if (rows == 0) return;
+  if (std::max(rows, padded_rows) == 0) return;
   Expert& expert = experts_[static_cast<std::size_t>(own_expert)];
   // All of an expert's rows are here, so this is their global count.
   const std::int64_t height = tile_height(*place_.device, *options_.kernel, {rows, rows});
@@ -119,6 +119,7 @@ void Experts::run(std::int64_t own_expert, TokenExchange& exchange) {
     phases.enter("weigh");
     place_.device->weigh_rows(weighed);
   }
+  multiply_zeros(expert, padded_rows - rows);
   // Or a part of every streamed expert would be in memory, all of those of one block.
   expert.gate_up.let_go();
   expert.down.let_go();
@@ -126,16 +127,42 @@ void Experts::run(std::int64_t own_expert, TokenExchange& exchange) {
 
 /// The roots of this rank's blocks.
 Partials Experts::multiply(Expert& expert, const InputRows& rows, const Tiles& chunk) {
-  Phases phases(*place_.device);
-  phases.enter("permute");
   Tiles x = chunk;
   x.data = x_tiles_.data();
   x.width = round_up(hidden_, kInnerStep);
-  place_.device->tile_rows(rows, options_.dtype, hidden_, x);
-  const Partials stack = tree_sum_.stack(chunk.rows);
+  {
+    Phases phases(*place_.device);
+    phases.enter("permute");
+    place_.device->tile_rows(rows, options_.dtype, hidden_, x);
+  }
+  return multiply_tiles(expert, x);
+}
+
+/// In tiles of their own: with other heights the tokens' rows would have other bits.
+void Experts::multiply_zeros(Expert& expert, std::int64_t rows) {
+  if (rows <= 0) return;
+  const std::int64_t height = tile_height(*place_.device, *options_.kernel, {rows, rows});
+  const std::int64_t step = chunk_rows(height);
+  Phases phases(*place_.device);
+  for (std::int64_t first = 0; first < rows; first += step) {
+    Tiles x{x_tiles_.data(), std::min(step, rows - first), height, 0, rows <= height};
+    x.width = round_up(hidden_, kInnerStep);
+    place_.device->fill(
+        x.data, std::byte{0},
+        x.padded_rows() * x.width * size_of(place_.device->storage(options_.dtype)));
+    const Partials own = multiply_tiles(expert, x);
+    phases.enter("sum");
+    tree_sum_.sum_own_groups(own);
+  }
+}
+
+/// x: in the storage dtype, padded to whole kInnerSteps.
+Partials Experts::multiply_tiles(Expert& expert, const Tiles& x) {
+  Phases phases(*place_.device);
+  const Partials stack = tree_sum_.stack(x.rows);
   int height = 0;
   for (std::size_t i = 0; i < plan_.owned.size(); ++i) {
-    Tiles h = chunk;
+    Tiles h = x;
     h.data = h_tiles_.data();
     h.width = expert.gate_up.shape(i).padded_outputs();
     phases.enter("gate_up");

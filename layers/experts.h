@@ -26,8 +26,9 @@ class Experts {
   void reserve(std::int64_t rows);
   /// The part of reserve() in which peers take part: before all that may fail on one rank alone.
   void share(std::int64_t rows);
-  /// Every own expert on the rows that it has, in order, weighed and added up. Collective.
-  void forward(TokenExchange& exchange);
+  /// Every own expert on the rows that it has, in order, weighed and added up; then as many
+  /// zeros as there are fewer than `padded_rows`, which nobody adds up. Collective.
+  void forward(TokenExchange& exchange, std::int64_t padded_rows = 0);
 
  private:
   struct Expert {
@@ -36,9 +37,11 @@ class Experts {
     Buffer down_bias;  // fp32 [H], padded to whole groups; empty if there is none
   };
   Expert load(const FfnSpec& spec, const TensorSource& source) const;
-  void run(std::int64_t own_expert, TokenExchange& exchange);
+  void run(std::int64_t own_expert, TokenExchange& exchange, std::int64_t padded_rows);
+  void multiply_zeros(Expert& expert, std::int64_t rows);
   /// `chunk` says which rows there are and how they are tiled.
   Partials multiply(Expert& expert, const InputRows& rows, const Tiles& chunk);
+  Partials multiply_tiles(Expert& expert, const Tiles& x);
   std::int64_t most_padded_rows(std::int64_t rows) const;
 
   std::int64_t hidden_;

@@ -314,7 +314,7 @@ const std::vector<ModelFamily>& model_families() {
                         .default_shared = 1,
                         .shared = "mlp.shared_experts.{}",
                         .loss = kDeepSeekLoss}},
-      // Layers are the encoder's blocks and then the decoder's. No capacity: no token is dropped.
+      // Layers are the encoder's blocks and then the decoder's.
       {.model_types = {"switch_transformers"},
        .hidden_size_key = "d_model",
        .intermediate_size_key = "d_ff",
@@ -341,6 +341,8 @@ const std::vector<ModelFamily>& model_families() {
                         .default_top_k = 1,
                         .intermediate_size_key = "d_ff",
                         .router_bias = {.key = "router_bias", .otherwise = false},
+                        .capacity_key = "expert_capacity",
+                        .default_capacity = 64,
                         .names = {{.router = "mlp.router.classifier",
                                    .gate = {},
                                    .up = "mlp.experts.expert_{}.wi",

@@ -24,6 +24,7 @@ std::int64_t blocks_of(const MoeSpec& spec, const MoeOptions& options) {
 /// What a caller may have got wrong, and nothing later would notice.
 void check_spec(const MoeSpec& spec) {
   check(spec.route);
+  if (spec.capacity) check(*spec.capacity);
   const auto fail = [&](const std::string& problem, const char* why) {
     throw Error(ExitCode::kUsage, fmt::format("mixture of experts {} has {} ({}); correct its "
                                               "MoeSpec",
@@ -81,13 +82,18 @@ MlpOptions of_shared(const MoeOptions& options) {
   return mlp;
 }
 
-/// Every row's experts in ascending order.
-void sort_choices(const Choices& routing, Choices& ascending) {
+/// Every row's experts in ascending order, of `kept` those that it names; empty: all.
+void sort_choices(const Choices& routing, std::span<const std::uint8_t> kept, Choices& ascending) {
   ascending.resize(routing.rows, routing.top_k);
-  std::vector<std::size_t> order(as_size(routing.top_k));
+  std::ranges::fill(ascending.ids, Choices::kDropped);
+  std::ranges::fill(ascending.weights, 0.0F);
+  std::vector<std::size_t> order;
   for (std::int64_t row = 0; row < routing.rows; ++row) {
     const auto ids = routing.ids_of(row);
-    std::iota(order.begin(), order.end(), std::size_t{0});
+    order.clear();
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (kept.empty() || kept[as_size(row * routing.top_k) + i] != 0) order.push_back(i);
+    }
     std::ranges::sort(order, {}, [ids](std::size_t i) { return ids[i]; });
     for (std::size_t i = 0; i < order.size(); ++i) {
       const std::size_t at = as_size(row * routing.top_k) + i;
@@ -122,7 +128,7 @@ void check_choices(const Choices& given, const RouteRule& rule, std::int64_t row
                             given.rows, given.top_k, rows, rule.top_k));
   }
   for (std::int64_t row = 0; row < rows; ++row) {
-    const auto ids = given.ids_of(row);
+    const auto ids = std::span(given.ids).subspan(as_size(row * rule.top_k), as_size(rule.top_k));
     for (std::size_t i = 0; i < ids.size(); ++i) {
       const bool outside = ids[i] < 0 || ids[i] >= rule.experts;
       const bool again = std::find(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i),
@@ -155,6 +161,9 @@ Moe::Moe(const MoeSpec& spec, const TensorSource& source, const MoePlace& place,
       options_(settled(spec, place, options)),
       exchange_(*place.world, *place.device, {spec.route.experts, place.ep()}, place.etp->size(),
                 spec.hidden_size, options.linear.dtype, options.dispatcher) {
+  require_equal(*place.world, "the capacity of experts",
+                spec.capacity ? text_of(*spec.capacity) : std::string("none"));
+  if (spec.capacity) dropper_.emplace(*place.world, *spec.capacity, spec.route.experts);
   // Groups for experts and for shared ones aren't the same ranks: none of one may wait for a rank
   // that has failed in the other.
   run_agreed(*place.world, [&] {
@@ -230,7 +239,8 @@ void Moe::step(const std::byte* x, const RowCount& rows, std::byte* y, SavedForB
   {
     Phases phases(*place_.device);
     phases.enter("plan");
-    sort_choices(routing_, ascending_);
+    drop(rows, failed);
+    sort_choices(routing_, kept(), ascending_);
     exchange_.plan(ascending_, failed, given.has_value());
     if (saved != nullptr) exchange_.copy_map(saved->map);
   }
@@ -295,11 +305,30 @@ void Moe::sum_losses(const LoadShape& shape, SavedForBackward& saved) {
   saved.loss = weighed_losses(balance_, saved.sequences, shape.top_k);
 }
 
+std::span<const std::uint8_t> Moe::kept() const {
+  return dropper_ ? std::span(dropper_->kept()) : std::span<const std::uint8_t>();
+}
+
+/// What one rank fails in here all learn of with the plan, as of what it has failed in before.
+void Moe::drop(const RowCount& rows, std::exception_ptr& failed) {
+  if (!dropper_) return;
+  try {
+    dropper_->decide(routing_, rows.global, failed != nullptr);
+  } catch (const NoAnswerError&) {
+    throw;
+  } catch (const AgreedError&) {
+    throw;
+  } catch (const std::exception&) {
+    failed = std::current_exception();
+    routing_.resize(0, router_->rule().top_k);
+  }
+}
+
 void Moe::run_experts(const std::byte* x, const RowCount& rows, std::byte* y) {
   const std::int64_t row_bytes = hidden_ * size_of(options_.linear.dtype);
   const Range own = home(rows.local);
   exchange_.dispatch(x + own.begin * row_bytes);
-  experts_->forward(exchange_);
+  experts_->forward(exchange_, dropper_ ? dropper_->padded_rows() : 0);
   add_shared(x, rows);
   exchange_.combine(shared_views_, y + own.begin * row_bytes);
   if (place_.tp->size() == 1) return;

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "layers/dropper.h"
 #include "layers/experts.h"
 #include "layers/mlp.h"
 #include "layers/moe_spec.h"
@@ -66,7 +68,7 @@ class Moe {
                SavedForBackward& saved);
   /// The next forward() takes this routing of its rows, in any order of experts, instead of its
   /// router's; it throws Error 65 on every rank where an expert isn't there, or twice, and 64 where
-  /// only some ranks were given one.
+  /// only some ranks were given one. A capacity drops of it what it would of a router's.
   void replay(Choices given) { replayed_ = std::move(given); }
   void wait();
 
@@ -78,7 +80,10 @@ class Moe {
   Range home(std::int64_t group_rows) const;
   /// What the last forward() chose for them, in the order of choice, the best first.
   const Choices& routing() const { return routing_; }
-  /// What the last forward() moved.
+  /// [home rows, k] of them, 1 for what was kept, 0 for what spec.capacity has dropped; empty
+  /// without a capacity.
+  std::span<const std::uint8_t> kept() const;
+  /// What the last forward() moved, and how much all ranks have dropped.
   const ExchangeCounts& counts() const { return exchange_.counts(); }
   std::int64_t expert_rows(std::int64_t own_expert) const { return exchange_.rows(own_expert); }
 
@@ -87,6 +92,7 @@ class Moe {
   void save(const std::byte* x, const RowCount& rows, bool given, SavedForBackward& saved);
   void sum_losses(const LoadShape& shape, SavedForBackward& saved);
   void route(const std::byte* x, const RowCount& rows);
+  void drop(const RowCount& rows, std::exception_ptr& failed);
   void run_experts(const std::byte* x, const RowCount& rows, std::byte* y);
   void add_shared(const std::byte* x, const RowCount& rows);
 
@@ -95,6 +101,7 @@ class Moe {
   MoePlace place_;
   MoeOptions options_;
   std::optional<Router> router_;
+  std::optional<Dropper> dropper_;
   Buffer shared_gate_;  // fp32 [1, H], may be empty
   TokenExchange exchange_;
   std::optional<Experts> experts_;  // there once the constructor is done

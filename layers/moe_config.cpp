@@ -307,6 +307,10 @@ std::optional<MoeConfig> read_moe_config(const ConfigDocument& document,
   moe.intermediate_size = read_expert_width(document);
   read_shared(document, moe);
   moe.balance = read_balance(document);
+  if (!family.moe->capacity_key.empty()) {
+    moe.expert_capacity =
+        document.size(family.moe->capacity_key, kMaxSize, family.moe->default_capacity);
+  }
   moe.router_bias = document.flag(family.moe->router_bias);
   moe.expert_bias = document.flag(family.moe->expert_bias);
   moe.correction_bias = method == TopKMethod::kNoAuxTc;

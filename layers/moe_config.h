@@ -24,6 +24,7 @@ struct MoeConfig {
   std::int64_t shared_intermediate_size = 0;  // of one shared expert; 0: there is none
   std::int64_t shared_experts = 1;            // where there are any
   BalanceTerms balance;                       // of training
+  std::int64_t expert_capacity = 0;           // 0: the family has none; layers drop by it on demand
   bool router_bias = false;
   bool correction_bias = false;
   bool expert_bias = false;  // of routed experts; shared ones go by ModelConfig::bias

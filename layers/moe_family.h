@@ -105,6 +105,8 @@ struct MoeFamily {
   FamilySwitch router_bias = kNever;
   FamilySwitch expert_bias = kNever;  // of routed experts; ModelFamily::bias is the other MLPs'
   WeightOn weight_on = WeightOn::kOutput;
+  std::string_view capacity_key = {};  // rows that an expert takes of a sequence, where asked for
+  std::int64_t default_capacity = 0;
 
   SharedWidth shared_width = SharedWidth::kNone;
   std::string_view shared_key = {};

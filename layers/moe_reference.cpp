@@ -81,7 +81,8 @@ class Pass {
         x_(input_of(x, tokens, spec.hidden_size)),
         sums_(x.size()) {}
 
-  void route(std::span<const std::int32_t> found, MoeReferenceResult& result);
+  void route(std::span<const std::int32_t> found, std::span<const std::uint8_t> kept,
+             MoeReferenceResult& result);
   void add_experts();
   void add_shared();
   void finish(MoeReferenceResult& result) const;
@@ -135,7 +136,8 @@ std::vector<std::int32_t> Pass::settle(std::int64_t token, const ScoredToken& sc
   return own;
 }
 
-void Pass::route(std::span<const std::int32_t> found, MoeReferenceResult& result) {
+void Pass::route(std::span<const std::int32_t> found, std::span<const std::uint8_t> kept,
+                 MoeReferenceResult& result) {
   const std::int64_t experts = spec_.route.experts;
   const auto k = static_cast<std::size_t>(spec_.route.top_k);
   std::vector<double> correction;  // [E]
@@ -151,7 +153,9 @@ void Pass::route(std::span<const std::int32_t> found, MoeReferenceResult& result
     const std::vector<std::int32_t> ids = settle(t, scored, theirs, result);
     const std::vector<Number> weights = routing_weights(spec_.route, scored, ids);
     for (std::size_t i = 0; i < k; ++i) {
-      batches_[static_cast<std::size_t>(ids[i])].push_back({t, weights[i]});
+      if (kept.empty() || kept[static_cast<std::size_t>(t) * k + i] != 0) {
+        batches_[static_cast<std::size_t>(ids[i])].push_back({t, weights[i]});
+      }
       result.ids.push_back(ids[i]);
       result.weights.push_back(weights[i].value);
       result.weight_bounds.push_back(weights[i].likely());
@@ -226,15 +230,29 @@ void Pass::finish(MoeReferenceResult& result) const {
 
 MoeReferenceResult reference_moe(const MoeSpec& spec, const TensorSource& source, DType dtype,
                                  std::span<const float> x, std::int64_t tokens,
-                                 std::span<const std::int32_t> ids,
-                                 const ReferenceOptions& options) {
+                                 std::span<const std::int32_t> ids, const ReferenceOptions& options,
+                                 std::span<const std::uint8_t> kept) {
   check_arguments(spec, x, tokens, ids);
+  if (!kept.empty() && std::ssize(kept) != tokens * spec.route.top_k) {
+    refuse(spec, fmt::format("got {} marks of what is kept for {} tokens of {}", kept.size(),
+                             tokens, spec.route.top_k));
+  }
   MoeReferenceResult result;
   Pass pass(spec, source, dtype, x, tokens, options);
-  pass.route(ids, result);
+  pass.route(ids, kept, result);
   pass.add_experts();
   pass.add_shared();
   pass.finish(result);
+  return result;
+}
+
+MoeReferenceResult reference_routes(const MoeSpec& spec, const TensorSource& source, DType dtype,
+                                    std::span<const float> x, std::int64_t tokens,
+                                    std::span<const std::int32_t> ids,
+                                    const ReferenceOptions& options) {
+  check_arguments(spec, x, tokens, ids);
+  MoeReferenceResult result;
+  Pass(spec, source, dtype, x, tokens, options).route(ids, {}, result);
   return result;
 }
 

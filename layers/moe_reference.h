@@ -52,9 +52,20 @@ struct MoeReferenceResult : ReferenceResult {
 ///            multiplied by sigmoid(gate) where there is a gate; what the errors of w move it by
 ///            is added without a square, for a sum or a maximum in them is common to all experts;
 ///            y's rounding in full
+///
+/// `kept` [tokens, k]: 0 for choices, as `ids` has them, that a capacity has dropped (see
+/// layers/reference_capacity.h); empty: none. spec.capacity isn't looked at: these tokens may be a
+/// few of a step's.
 MoeReferenceResult reference_moe(const MoeSpec& spec, const TensorSource& source, DType dtype,
                                  std::span<const float> x, std::int64_t tokens,
                                  std::span<const std::int32_t> ids = {},
-                                 const ReferenceOptions& options = {});
+                                 const ReferenceOptions& options = {},
+                                 std::span<const std::uint8_t> kept = {});
+
+/// The same without y: routes and reads no expert.
+MoeReferenceResult reference_routes(const MoeSpec& spec, const TensorSource& source, DType dtype,
+                                    std::span<const float> x, std::int64_t tokens,
+                                    std::span<const std::int32_t> ids = {},
+                                    const ReferenceOptions& options = {});
 
 }  // namespace gatefold

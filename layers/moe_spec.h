@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "layers/balance_terms.h"
+#include "layers/capacity.h"
 #include "layers/ffn_spec.h"
 #include "runtime/routing.h"
 
@@ -24,7 +25,8 @@ struct MoeSpec {
   std::int64_t hidden_size = 0;  // H
   RouteRule route;               // E, k and how a token's experts are chosen
   WeightOn weight_on = WeightOn::kOutput;
-  BalanceTerms balance;  // of its training
+  BalanceTerms balance;              // of its training
+  std::optional<Capacity> capacity;  // none: nothing is dropped
 
   TensorRef router;                          // [E, H], kept in fp32 as stored
   std::optional<TensorRef> router_bias;      // [E]

@@ -31,6 +31,23 @@ std::string contradiction(const std::string& what) {
          "the network or of the program";
 }
 
+/// Or sizes of messages wouldn't match.
+void gather_alike(Communicator& world, std::span<std::int64_t> values, const char* what) {
+  if (world.size() == 1) return;
+  const std::vector<std::int64_t> parts(
+      as_size(world.size()), static_cast<std::int64_t>(values.size_bytes()) / world.size());
+  world.host().all_gather_v(reinterpret_cast<std::byte*>(values.data()), parts);
+  std::vector<std::uint64_t> hashes(as_size(world.size()));
+  const std::uint64_t own = Fnv1a().add(std::as_bytes(values)).value();
+  hashes[as_size(world.rank())] = own;
+  all_gather<std::uint64_t>(world, hashes);
+  for (const std::uint64_t hash : hashes) {
+    if (hash == own) continue;
+    throw AgreedError(ExitCode::kBackend,
+                      contradiction(fmt::format("{} isn't the same on all ranks", what)));
+  }
+}
+
 CountMatrix::CountMatrix(Communicator& world, const ExpertPlacement& placement, int nodes)
     : world_(world), placement_(placement), nodes_(nodes) {
   values_.resize(as_size(world.size() * width()));
@@ -47,15 +64,12 @@ void CountMatrix::exchange(const RankCounts& own, std::int64_t top_k,
   *to++ = (own.failed ? kFailed : 0) + (own.given ? kGiven : 0);
   *to++ = own.rows;
   for (const std::int64_t n : {own.room.device, own.room.host, own.room.staged}) *to++ = n;
+  *to++ = own.dropped;
   for (const GroupCounts& group : own.groups) {
     for (const std::int64_t n : {group.rows, group.expert_rows, group.roots, group.sums}) *to++ = n;
   }
   std::ranges::copy(own.nodes, to);
-  if (world_.size() > 1) {
-    parts_.assign(as_size(world_.size()), width() * 8);
-    world_.host().all_gather_v(reinterpret_cast<std::byte*>(values_.data()), parts_);
-    check_alike();
-  }
+  gather_alike(world_, values_, "the count matrix of a dispatch");
   for (int source = 0; source < world_.size(); ++source) {
     if ((value(source, kStatus) & kFailed) == 0) continue;
     run_agreed(world_, [&] {
@@ -65,19 +79,6 @@ void CountMatrix::exchange(const RankCounts& own, std::int64_t top_k,
   check_given();
   check(top_k);
   add_up();
-}
-
-/// Or sizes of messages wouldn't match.
-void CountMatrix::check_alike() const {
-  std::vector<std::uint64_t> hashes(as_size(world_.size()));
-  const std::uint64_t own = Fnv1a().add(std::as_bytes(std::span(values_))).value();
-  hashes[as_size(world_.rank())] = own;
-  all_gather<std::uint64_t>(world_, hashes);
-  for (const std::uint64_t hash : hashes) {
-    if (hash == own) continue;
-    throw AgreedError(ExitCode::kBackend,
-                      contradiction("the count matrix of a dispatch isn't the same on all ranks"));
-  }
 }
 
 void CountMatrix::check_given() const {
@@ -94,7 +95,8 @@ void CountMatrix::check_given() const {
 bool CountMatrix::right(int source, std::int64_t top_k) const {
   const std::int64_t tokens = rows(source);
   if (tokens < 0 || tokens > kMostTokens) return false;
-  std::int64_t pairs = 0;
+  std::int64_t pairs = value(source, kDropped);
+  if (pairs < 0 || pairs > tokens * top_k) return false;
   for (int g = 0; g < placement_.groups; ++g) {
     const GroupCounts n = of(source, g);
     const std::int64_t most = std::min(top_k, placement_.owned(g).size());
@@ -135,8 +137,10 @@ void CountMatrix::add_up() {
   for_group_.assign(as_size(placement_.groups), {});
   of_source_.assign(as_size(world_.size()), {});
   all_rows_ = 0;
+  all_dropped_ = 0;
   for (int source = 0; source < world_.size(); ++source) {
     all_rows_ += rows(source);
+    all_dropped_ += value(source, kDropped);
     for (int g = 0; g < placement_.groups; ++g) {
       const GroupCounts n = of(source, g);
       add(for_group_[as_size(g)], n);

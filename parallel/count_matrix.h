@@ -25,10 +25,11 @@ struct StepRoom {
 
 /// What a rank says of a step of a mixture of experts before any of its rows moves.
 struct RankCounts {
-  bool failed = false;    // it can't take part; the others are to fail like it
-  bool given = false;     // its routing was given to it; so is that of all ranks, or of none
-  std::int64_t rows = 0;  // its tokens
-  StepRoom room;          // that it has
+  bool failed = false;       // it can't take part; the others are to fail like it
+  bool given = false;        // its routing was given to it; so is that of all ranks, or of none
+  std::int64_t rows = 0;     // its tokens
+  std::int64_t dropped = 0;  // of their choices
+  StepRoom room;             // that it has
   std::vector<GroupCounts> groups;
   std::vector<std::int64_t> nodes;  // rows that go to each other node
 };
@@ -62,10 +63,11 @@ class CountMatrix {
     return of_source_[static_cast<std::size_t>(source)];
   }
   std::int64_t all_rows() const { return all_rows_; }
+  std::int64_t all_dropped() const { return all_dropped_; }
 
  private:
   // A rank's numbers, then four for each group, then one for each node.
-  static constexpr int kStatus = 0, kRows = 1, kRoom = 2, kGroups = 5;
+  static constexpr int kStatus = 0, kRows = 1, kRoom = 2, kDropped = 5, kGroups = 6;
   static constexpr int kOfGroup = 4;
   static constexpr std::int64_t kFailed = 1, kGiven = 2;  // bits of the status
   int first_node() const { return kGroups + kOfGroup * placement_.groups; }
@@ -76,7 +78,6 @@ class CountMatrix {
   bool right(int source, std::int64_t top_k) const;
   void check_given() const;
   void add_up();
-  void check_alike() const;
   void check(std::int64_t top_k) const;
 
   Communicator& world_;
@@ -86,8 +87,12 @@ class CountMatrix {
   std::vector<GroupCounts> for_group_;
   std::vector<GroupCounts> of_source_;
   std::int64_t all_rows_ = 0;
-  std::vector<std::int64_t> parts_;
+  std::int64_t all_dropped_ = 0;
 };
+
+/// Part r of `values`, all of one size, comes from rank r. Throws Error 70, on every rank alike,
+/// where they aren't the same then. Collective.
+void gather_alike(Communicator& world, std::span<std::int64_t> values, const char* what);
 
 /// The text of an Error 70 about a step in which the ranks don't agree.
 [[nodiscard]] std::string contradiction(const std::string& what);

@@ -28,6 +28,9 @@ struct ExpertPlacement {
 
 /// The experts of some tokens, in ascending order for each, with their weights. Host memory.
 struct Choices {
+  /// Stands behind a row's ids for those that a capacity has dropped.
+  static constexpr std::int32_t kDropped = -1;
+
   std::int64_t rows = 0;
   std::int64_t top_k = 0;
   std::vector<std::int32_t> ids;  // [rows, top_k]
@@ -36,9 +39,12 @@ struct Choices {
   void resize(std::int64_t new_rows, std::int64_t new_top_k);
   /// These rows of them.
   Choices part(Range part_rows) const;
+  /// Of what isn't dropped.
   std::span<const std::int32_t> ids_of(std::int64_t row) const {
-    return std::span(ids).subspan(static_cast<std::size_t>(row * top_k),
-                                  static_cast<std::size_t>(top_k));
+    const std::int32_t* first = ids.data() + row * top_k;
+    std::int64_t count = top_k;
+    while (count > 0 && first[count - 1] == kDropped) --count;
+    return {first, static_cast<std::size_t>(count)};
   }
   float weight(std::int64_t row, std::size_t choice) const {
     return weights[static_cast<std::size_t>(row * top_k) + choice];

@@ -26,7 +26,7 @@ void grow(Device& device, Buffer& buffer, std::int64_t needed) {
 
 void write_record(const Choices& choices, std::int64_t row, std::byte* to) {
   const auto k = as_size(choices.top_k);
-  std::memcpy(to, choices.ids_of(row).data(), 4 * k);
+  std::memcpy(to, choices.ids.data() + as_size(row) * k, 4 * k);
   std::memcpy(to + 4 * k, choices.weights.data() + as_size(row) * k, 4 * k);
 }
 

@@ -85,6 +85,7 @@ RankCounts TokenExchange::own_counts(const Choices& own, bool failed, bool given
   counts.given = given;
   if (failed) return counts;
   counts.rows = own.rows;
+  counts.dropped = std::ranges::count(own.ids, Choices::kDropped);
   counts.room = window_ ? StepRoom{window_->room(), 0, 0} : messages_.room();
   counts.groups = combine_.counts;
   for (int node = 0; node < map_.nodes(); ++node) {
@@ -125,7 +126,9 @@ void TokenExchange::keep_received_choices(std::int64_t top_k) {
       read_record(from.records + i * ExchangeShape::record_bytes(top_k), kept, received_choices_);
       const auto ids = received_choices_.ids_of(kept);
       const bool ascending = std::ranges::adjacent_find(ids, std::greater_equal<>()) == ids.end();
-      if (!ascending || ids.front() < 0 || ids.back() >= shape_.placement.experts) {
+      const bool inside =
+          ids.empty() || (ids.front() >= 0 && ids.back() < shape_.placement.experts);
+      if (!ascending || !inside) {
         throw Error(
             ExitCode::kBackend,
             contradiction(fmt::format(
@@ -180,6 +183,7 @@ void TokenExchange::upload_indices() {
 void TokenExchange::count_moved_rows(const Choices& own) {
   moved_ = {};
   moved_.received = received_choices_.rows;
+  moved_.dropped = counts_.all_dropped();
   moved_.once_a_host = std::ssize(to_nodes_.plan.rows);
   const int me = world_.rank();
   for (int peer = 0; peer < world_.size(); ++peer) {

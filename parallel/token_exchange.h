@@ -26,6 +26,7 @@ struct ExchangeCounts {
   std::int64_t once_a_host = 0;    // the same if a row goes once to each other host
   std::int64_t received = 0;       // rows of tokens that this rank's experts work on
   std::int64_t returned = 0;       // roots, from this rank to others
+  std::int64_t dropped = 0;        // choices of all ranks' tokens, by a capacity
 };
 
 /// Brings tokens to their experts and sums home, over world = etp x ep ranks: rank r is number
@@ -45,11 +46,11 @@ class TokenExchange {
   TokenExchange(Communicator& world, Device& device, const ExpertPlacement& placement, int etp,
                 std::int64_t hidden, DType dtype, Dispatcher dispatcher);
 
-  /// Plans a step for these tokens of this rank, ids ascending. Allocates what is missing. Throws,
-  /// on every rank alike, Error 64 for more rows than can be numbered, 70 where what the ranks tell
-  /// each other contradicts itself, and 71. Collective.
-  /// `failed`: what this rank has failed in before, and all are to throw; then it has no tokens.
-  /// `given`: the routing isn't a router's, which goes for all ranks or for none; else Error 64.
+  /// Plans a step for these tokens of this rank, ids ascending, dropped ones behind them. Allocates
+  /// what is missing. Throws, on every rank alike, Error 64 for more rows than can be numbered, 70
+  /// where what the ranks tell each other contradicts itself, and 71. Collective. `failed`: what
+  /// this rank has failed in before, and all are to throw; then it has no tokens. `given`: the
+  /// routing isn't a router's, which goes for all ranks or for none; else Error 64.
   void plan(const Choices& own, const std::exception_ptr& failed = nullptr, bool given = false);
   /// x [own rows, H] stays in use until combine(). Collective.
   void dispatch(const std::byte* x);

@@ -270,6 +270,27 @@ TEST_F(MoeCases, ExpertsThatDontDivideAndRanksWithoutExpertsAreFine) {
   expect_first(three, {7, {0, 0, 5}}, 7 * 16.0);
 }
 
+TEST_F(MoeCases, NothingIsDroppedByDefaultAndWithACapacityTheLastTokenIsWhole) {
+  // Negative logits only, which are no reason to drop anything; C = ceil(3 * 2 / 4 * 1) = 2.
+  const std::vector<Token> tokens(3, {1, {-1, -2, -3, -4}});
+  PowersOfFour fixture(4, rule(2, Score::kSoftmax, false));
+  const auto expect = [&](float last) {
+    for_every_grid([&](const Grid& grid) {
+      const Range own = split_tokens(3, grid.dp_size())[as_size(grid.dp_index())];
+      const std::vector<float> y = fixture.y(grid, tokens, own);
+      for (std::int64_t t = own.begin; t < own.end; ++t) {
+        const float expected = t < 2 ? 1.591446F : last;
+        EXPECT_NEAR(y[as_size(t - own.begin)], expected, 1e-5F * expected) << name_of(grid);
+      }
+    });
+  };
+  expect(1.591446F);
+  for (const DropBy drop : {DropBy::kPosition, DropBy::kProbability}) {
+    fixture.moe().spec.capacity = Capacity{.factor = 1, .drop = drop};
+    expect(0.0F);
+  }
+}
+
 TEST_F(MoeCases, OneExpertMayHaveAllTokens) {
   const PowersOfFour fixture(4, rule(1, Score::kSoftmax, true));
   std::vector<Token> tokens;

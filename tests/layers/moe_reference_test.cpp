@@ -140,6 +140,24 @@ TEST(MoeReference, WeighsByTheSquareRootOfSoftplus) {
   EXPECT_NEAR(only_y(mixture), 1000 * 0.2 + 60 * 0.8, 1e-3);
 }
 
+TEST(MoeReference, LeavesOutWhatIsDroppedAndWeighsTheOthersAsBefore) {
+  const Mixture mixture = narrow({.top_k = 2, .normalize = true}, {0, kLn5, kLn2}, {1000, 7, 70});
+  const Stored stored(mixture, DType::kF32);
+  const std::vector<float> x(4, 1);
+  const std::vector<std::uint8_t> kept{1, 1, 0, 1, 1, 0, 0, 0};
+  const MoeReferenceResult result =
+      reference_moe(stored.spec, stored.source, DType::kF32, x, 4, {}, {}, kept);
+  EXPECT_NEAR(result.y[0], 5 + 20, 1e-5);
+  EXPECT_NEAR(result.y[1], 20, 1e-5);
+  EXPECT_NEAR(result.y[2], 5, 1e-5);
+  EXPECT_EQ(result.y[3], 0);
+  EXPECT_THAT(result.ids, ElementsAre(1, 2, 1, 2, 1, 2, 1, 2));
+  const MoeReferenceResult routes = reference_routes(stored.spec, stored.source, DType::kF32, x, 4);
+  EXPECT_EQ(routes.ids, result.ids);
+  EXPECT_EQ(routes.weights, result.weights);
+  EXPECT_THAT(routes.y, IsEmpty());
+}
+
 TEST(MoeReference, ScalesOnce) {
   const Mixture mixture =
       narrow({.top_k = 1, .normalize = true, .scaling = 2.5F}, {0, 1}, {100, 4});

@@ -39,7 +39,7 @@ class BoastingCommunicator final : public HookedCommunicator {
 
  private:
   static constexpr std::int64_t kRows = 1;
-  static constexpr std::int64_t kFirstGroup = 5;
+  static constexpr std::int64_t kFirstGroup = 6;
   std::int64_t tokens_;
 };
 
