@@ -93,6 +93,9 @@ void ExpectedOutput::compute_references(const TimedLayer& timed,
   std::vector<std::int64_t> missing;
   std::vector<float> x;
   std::vector<std::int32_t> ids;
+  std::vector<std::uint8_t> kept;
+  const bool limited = timed.moe() != nullptr && !timed.moe()->kept().empty();
+  if (limited) layer_.references.clear();  // what is dropped of a row depends on the batch
   for (const std::int64_t row : rows) {
     if (layer_.references.contains(row)) continue;
     missing.push_back(row);
@@ -101,6 +104,11 @@ void ExpectedOutput::compute_references(const TimedLayer& timed,
     if (timed.moe() == nullptr) continue;
     const auto chosen = timed.moe()->routing().ids_of(row);
     ids.insert(ids.end(), chosen.begin(), chosen.end());
+    if (!limited) continue;
+    const std::int64_t k = timed.moe()->routing().top_k;
+    const auto marks =
+        timed.moe()->kept().subspan(static_cast<std::size_t>(row * k), static_cast<std::size_t>(k));
+    kept.insert(kept.end(), marks.begin(), marks.end());
   }
   if (missing.empty()) return;
   const auto* dense = std::get_if<FfnSpec>(&layer_.spec);
@@ -108,7 +116,7 @@ void ExpectedOutput::compute_references(const TimedLayer& timed,
       dense != nullptr
           ? reference_ffn(*dense, job_.source(), batch_.dtype, x, std::ssize(missing))
           : ReferenceResult(reference_moe(std::get<MoeSpec>(layer_.spec), job_.source(),
-                                          batch_.dtype, x, std::ssize(missing), ids));
+                                          batch_.dtype, x, std::ssize(missing), ids, {}, kept));
   for (std::size_t i = 0; i < missing.size(); ++i) {
     layer_.references[missing[i]] = row_of(all, i, batch_.hidden);
   }

@@ -158,6 +158,9 @@ void add_movement(std::vector<Entry>& all) {
                  [](const auto& m) { return decimal(m.hottest_expert, 2); }});
   all.push_back({{"entropy", "bits", "load_entropy_bits"},
                  [](const auto& m) { return decimal(m.entropy, 2); }});
+  all.push_back({{"dropped", "%", "dropped_percent"}, [](const auto& m) {
+                   return m.dropped ? decimal(100 * *m.dropped, 1) : nothing();
+                 }});
   all.push_back({{"phases", "%", "phases"}, [](const auto& m) {
                    return m.phases ? Cell::of(largest_phases(*m.phases)) : nothing();
                  }});
@@ -215,6 +218,7 @@ bool shown(const Options& options, bool with_experts, const std::string& name) {
     return sweep.reduces.size() > 1;
   if (name == "dispatcher") return sweep.dispatchers.size() > 1;
   if (name == "ep" || name == "imbalance" || name == "hottest_expert") return with_experts;
+  if (name == "dropped_percent") return options.capacity_factor > 0 || options.capacity != 0;
   constexpr std::string_view kAlways[] = {"layer",
                                           "tokens",
                                           "tp",

@@ -53,6 +53,7 @@ struct Measured {
 
   std::optional<double> hottest_expert;  // its rows ÷ the mean of all experts
   std::optional<double> entropy;         // of the experts' shares of rows, bits
+  std::optional<double> dropped;         // share of choices, where there is a capacity
 
   double flops = 0;         // of all ranks
   double weight_bytes = 0;  // that all ranks read

@@ -311,6 +311,10 @@ void Measurement::add_work(const Lap& lap, const Way& way, Measured& m) {
   const ExpertRows load = rows_of_experts(moe);
   m.hottest_expert = max_over_mean(load);
   m.entropy = entropy_bits(load);
+  if (spec.capacity) {
+    m.dropped = static_cast<double>(moe.counts().dropped) /
+                static_cast<double>(batch_.tokens * spec.route.top_k);
+  }
   const std::int64_t hit = std::ranges::count_if(load, [](std::int64_t n) { return n > 0; });
   double parameters = static_cast<double>(hit * spec.experts.front().parameters());
   for (const FfnSpec& shared : spec.shared) {

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <utility>
 
+#include "layers/dropper.h"
 #include "layers/router.h"
 #include "parallel/agreement.h"
 
@@ -23,24 +25,46 @@ double total_of(const ExpertRows& rows) {
   return static_cast<double>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
 }
 
-/// This rank's own tokens.
-ExpertRows count_own(const Job& job, const MoeSpec& spec, const TokenBatch& batch) {
+/// Of this rank's own tokens.
+Choices route_own(const Job& job, const MoeSpec& spec, const TokenBatch& batch) {
   Device& device = job.device();
   Router router(spec, job.source(), device);
   const Communicator& tp = job.grid().tp();
   const Range group = job.own_tokens(batch.tokens);
   const Range part = even_part(group.size(), tp.size(), tp.rank());
   const Buffer x = device.allocate(kChunkRows * batch.row_bytes());
-  ExpertRows counts(static_cast<std::size_t>(spec.route.experts));
+  Choices all;
   Choices chosen;
+  all.top_k = spec.route.top_k;
   for (std::int64_t at = part.begin; at < part.end; at += kChunkRows) {
     const std::int64_t rows = std::min(kChunkRows, part.end - at);
     device.upload(x.data(), batch.row(group.begin + at), rows * batch.row_bytes());
     router.route(x.data(), batch.dtype, rows, chosen);
-    for (const std::int32_t expert : chosen.ids) ++counts[static_cast<std::size_t>(expert)];
+    all.rows += rows;
+    all.ids.insert(all.ids.end(), chosen.ids.begin(), chosen.ids.end());
+    all.weights.insert(all.weights.end(), chosen.weights.begin(), chosen.weights.end());
     job.world().progress().tick();
   }
-  return counts;
+  return all;
+}
+
+/// Over all ranks. Collective.
+DropCount find_drops(Communicator& world, const MoeSpec& spec, const Choices& own,
+                     std::int64_t tokens) {
+  if (!spec.capacity) return {};
+  Dropper dropper(world, *spec.capacity, spec.route.experts);
+  dropper.decide(own, tokens, false);
+  std::vector<DropCount> all(static_cast<std::size_t>(world.size()));
+  all[static_cast<std::size_t>(world.rank())] = count_drops(dropper.kept(), own.top_k);
+  all_gather<DropCount>(world, all);
+  DropCount sum;
+  for (const DropCount& one : all) {
+    sum.choices += one.choices;
+    sum.dropped += one.dropped;
+    sum.tokens += one.tokens;
+    sum.without += one.without;
+  }
+  return sum;
 }
 
 }  // namespace
@@ -88,22 +112,24 @@ std::vector<std::string> load_histogram(const ExpertRows& rows) {
   return lines;
 }
 
-ExpertRows count_expert_rows(const Job& job, const MoeSpec& spec, const TokenBatch& batch) {
+ExpertLoad find_expert_load(const Job& job, const MoeSpec& spec, const TokenBatch& batch) {
   Communicator& world = job.world();
   world.progress().enter("the router");
   using Counts = std::array<std::int64_t, kMaxExperts>;
   std::vector<Counts> all;
+  Choices own;
   run_agreed(world, [&] {
     all.resize(static_cast<std::size_t>(world.size()));
-    std::ranges::copy(count_own(job, spec, batch),
-                      all[static_cast<std::size_t>(world.rank())].begin());
+    own = route_own(job, spec, batch);
+    Counts& mine = all[static_cast<std::size_t>(world.rank())];
+    for (const std::int32_t expert : own.ids) ++mine[static_cast<std::size_t>(expert)];
   });
   all_gather<Counts>(world, all);
   ExpertRows rows(static_cast<std::size_t>(spec.route.experts));
   for (const Counts& one : all) {
     for (std::size_t e = 0; e < rows.size(); ++e) rows[e] += one[e];
   }
-  return rows;
+  return {std::move(rows), find_drops(world, spec, own, batch.tokens)};
 }
 
 }  // namespace gatefold

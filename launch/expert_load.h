@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/drop_check.h"
 #include "launch/job.h"
 #include "layers/moe_spec.h"
 
@@ -24,7 +25,12 @@ std::int64_t experts_without(const ExpertRows& rows);
 /// a bar. The longest bar is the largest line's.
 std::vector<std::string> load_histogram(const ExpertRows& rows);
 
-/// Where the layer's router sends the batch, over all ranks; no expert is read. Collective.
-ExpertRows count_expert_rows(const Job& job, const MoeSpec& spec, const TokenBatch& batch);
+/// Where the layer's router sends the batch, and what of it its capacity drops.
+struct ExpertLoad {
+  ExpertRows rows;  // before any is dropped
+  DropCount drops;
+};
+/// Over all ranks; no expert is read. Collective.
+ExpertLoad find_expert_load(const Job& job, const MoeSpec& spec, const TokenBatch& batch);
 
 }  // namespace gatefold

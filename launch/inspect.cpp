@@ -287,12 +287,15 @@ void add_rows_with_tokens(const Job& job, const std::vector<LayerKind>& kinds, R
     }
     if (any_moe(kinds)) {
       const auto* moe = std::get_if<MoeSpec>(&spec);
-      const ExpertRows rows = moe == nullptr ? ExpertRows{} : count_expert_rows(job, *moe, batch);
-      add_load(rows, cells);
+      const ExpertLoad load = moe == nullptr ? ExpertLoad{} : find_expert_load(job, *moe, batch);
+      add_load(load.rows, cells);
       if (moe != nullptr) {
         histograms.push_back(fmt::format("layer {}: how many rows its experts get of {}", layer,
                                          counted(batch.tokens, "token")));
-        for (std::string& line : load_histogram(rows)) histograms.push_back(std::move(line));
+        for (std::string& line : load_histogram(load.rows)) histograms.push_back(std::move(line));
+        if (moe->capacity) {
+          histograms.push_back(fmt::format("layer {}: {}", layer, text_of(load.drops)));
+        }
       }
     }
     report.row(std::move(cells));

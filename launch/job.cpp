@@ -190,6 +190,18 @@ void Job::make_grid() {
                               "leave it out",
                               text_of(options_.routing), config_.model_type));
     }
+    if (capacity() && experts == 0) {
+      throw Error(ExitCode::kUsage,
+                  fmt::format("--capacity{} is not possible (the layers of {} models are dense); "
+                              "leave it out",
+                              options_.capacity != 0 ? "" : "-factor", config_.model_type));
+    }
+    if (options_.capacity < 0 && experts > 0 && config_.moe->expert_capacity == 0) {
+      throw Error(ExitCode::kUsage,
+                  fmt::format("--capacity config is not possible (configs of {} models have none); "
+                              "give a number of rows, or --capacity-factor",
+                              config_.model_type));
+    }
     if (experts > 0 && shares) check_expert_blocks(ranks / std::max<std::int64_t>(1, ep));
   });
   grid_ = std::make_unique<Grid>(*world_, tp, ep);
@@ -199,6 +211,16 @@ void Job::make_grid() {
   } else {
     tp_.push_back(seams_.wrap_exchanges(grid_->tp()));
   }
+}
+
+std::optional<Capacity> Job::capacity() const {
+  if (options_.capacity_factor == 0 && options_.capacity == 0) return std::nullopt;
+  const bool of_config = options_.capacity < 0 && config_.moe;
+  return Capacity{.factor = options_.capacity_factor,
+                  .rows = of_config ? config_.moe->expert_capacity : options_.capacity,
+                  .drop = options_.drop,
+                  .sequence_length = options_.per_sequence ? options_.sequence_length : 0,
+                  .pad = options_.pad};
 }
 
 std::int64_t Job::expert_blocks() const {
@@ -245,7 +267,9 @@ LayerSpec Job::layer_spec(std::int64_t layer) const {
   LayerSpec spec;
   run_agreed(*world_, [&] {
     if (config_.is_moe(layer)) {
-      spec = resolve_moe(config_, layer, *source_);
+      MoeSpec moe = resolve_moe(config_, layer, *source_);
+      moe.capacity = capacity();
+      spec = std::move(moe);
       return;
     }
     FfnSpec dense = resolve_layer(config_, layer, *source_);
@@ -488,6 +512,7 @@ Report Job::report() const {
   if (config_.moe && of_layers) {
     report.fact("experts", fmt::format("{} each, rows by {}", counted(expert_blocks(), "block"),
                                        name_of(options_.dispatcher)));
+    if (capacity()) report.fact("capacity", text_of(*capacity()));
   }
   report.detail("revision", options_.revision);
   if (options_.verbose) add_places(report);

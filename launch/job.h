@@ -80,6 +80,8 @@ class Job {
   /// What of `tokens` tokens, and of the width I, is this rank's.
   Range own_tokens(std::int64_t tokens) const;
   Range own_columns(const FfnSpec& spec) const;
+  /// How many rows an expert takes, by the options; nothing: all.
+  std::optional<Capacity> capacity() const;
   /// V of the experts of a mixture.
   std::int64_t expert_blocks() const;
   /// The kernel that all ranks use for this layer's canonical tiles.

@@ -345,6 +345,52 @@ std::vector<OptionRow> model_rows() {
   return rows;
 }
 
+std::vector<OptionRow> capacity_rows_of_table() {
+  const auto row = [](std::string_view name, std::string_view value, std::string help) {
+    return OptionRow{name, value, kModelGroup, kWithLayers, std::move(help)};
+  };
+  std::vector<OptionRow> rows;
+  rows.push_back(row("--capacity-factor", "F",
+                     "an expert takes ceil(T*k/E * F) rows of all T tokens, and what it is sent "
+                     "beyond that is dropped; default: nothing is"));
+  rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
+    o.capacity_factor = parse_number<double>(name, value, value, 1e-9, 1e9);
+  };
+  rows.back().show = [](const Options& o) {
+    return o.capacity_factor > 0 ? fmt::to_string(o.capacity_factor) : std::string("none");
+  };
+  rows.push_back(row("--capacity", "N",
+                     "an expert takes N rows; config: as many as the model's config says "
+                     "(expert_capacity of Switch Transformers)"));
+  rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
+    o.capacity =
+        value == "config" ? -1 : parse_number<std::int64_t>(name, value, value, 1, kMaxTokens);
+  };
+  rows.back().show = [](const Options& o) {
+    if (o.capacity < 0) return std::string("config");
+    return o.capacity > 0 ? fmt::to_string(o.capacity) : std::string("none");
+  };
+  rows.push_back(choice_row<DropBy>(
+      row("--drop", "BY",
+          "which rows an expert keeps: position, the first tokens (default), or probability, those "
+          "of the largest routing weights"),
+      &Options::drop,
+      {{name_of(DropBy::kPosition), DropBy::kPosition},
+       {name_of(DropBy::kProbability), DropBy::kProbability}}));
+  rows.back().set = [set = rows.back().set](Options& o, std::string_view name,
+                                            std::string_view value) {
+    set(o, name, value);
+    o.drop_given = true;
+  };
+  rows.push_back(flag_row(
+      row("--per-sequence", "", "count each sequence of --sequence-length tokens by itself"),
+      &Options::per_sequence));
+  rows.push_back(flag_row(
+      row("--pad", "", "let every expert multiply as many rows as it could have; no bit changes"),
+      &Options::pad));
+  return rows;
+}
+
 std::vector<OptionRow> where_rows() {
   const auto row = [](std::string_view name, std::string_view value, std::string help,
                       unsigned commands = kEveryCommand) {
@@ -517,7 +563,7 @@ std::string layer_text(const std::vector<std::int64_t>& layers) {
 const std::vector<OptionRow>& option_table() {
   static const std::vector<OptionRow> table = [] {
     std::vector<OptionRow> rows = model_rows();
-    for (auto more : {where_rows(), output_rows()}) {
+    for (auto more : {capacity_rows_of_table(), where_rows(), output_rows()}) {
       rows.insert(rows.end(), more.begin(), more.end());
     }
     return rows;

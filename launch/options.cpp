@@ -255,6 +255,29 @@ void check_sweep(const Options& o) {
   }
 }
 
+void check_capacity(const Options& o) {
+  const bool limited = o.capacity_factor > 0 || o.capacity != 0;
+  if (o.capacity_factor > 0 && o.capacity != 0) {
+    fail(
+        "--capacity-factor and --capacity are both given (each says how many rows an expert "
+        "takes); give one");
+  }
+  const std::string_view alone =
+      o.drop_given ? "--drop" : (o.per_sequence ? "--per-sequence" : (o.pad ? "--pad" : ""));
+  if (!limited && !alone.empty()) {
+    fail(
+        fmt::format("{} without --capacity-factor or --capacity (nothing is dropped); give one, "
+                    "or leave it out",
+                    alone));
+  }
+  if (limited && o.command == Command::kInspect && !o.tokens_given && o.input.empty()) {
+    fail("a capacity without tokens (inspect has none to drop); give --tokens or --input");
+  }
+  if (o.per_sequence && o.sequence_length == 0) {
+    fail("--per-sequence without --sequence-length (how long sequences are); give it");
+  }
+}
+
 /// What only shows when options are seen together.
 void check_together(const Options& o) {
   check_model(o);
@@ -278,6 +301,7 @@ void check_together(const Options& o) {
     }
   }
   check_sweep(o);
+  check_capacity(o);
   if (o.device == DeviceKind::kCpu && o.comm == CommKind::kNccl) {
     fail("--comm nccl and --device cpu are both given (NCCL moves GPU memory); change one");
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launch/routing_pattern.h"
+#include "layers/capacity.h"
 #include "layers/moe_family.h"
 #include "layers/weights.h"
 #include "parallel/device_communicator.h"
@@ -58,6 +59,14 @@ struct Options {
   std::vector<std::int64_t> token_split;  // empty: even
   std::optional<DType> dtype;             // not given: the model's; convert: as stored
   std::vector<std::int64_t> ablate;       // run
+
+  // How many rows an expert takes; neither: all.
+  double capacity_factor = 0;  // 0: not given
+  std::int64_t capacity = 0;   // rows; 0: not given, -1: what the config says
+  DropBy drop = DropBy::kPosition;
+  bool drop_given = false;
+  bool per_sequence = false;
+  bool pad = false;
 
   // Where and how.
   std::int64_t tp = 0;  // 0: the largest divisor of the world that the blocks allow

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 
 #include "launch/device_pass.h"
+#include "launch/drop_check.h"
 #include "launch/job.h"
 #include "parallel/agreement.h"
 #include "runtime/error.h"
@@ -93,6 +95,23 @@ std::vector<std::byte> gather_on_root(const Job& job, std::vector<std::byte>& ow
   return y;
 }
 
+/// What homes have of their tokens, `record` bytes of each: all of it on rank 0, in `to`.
+void gather_homes(const Job& job, std::span<const std::byte> own, std::int64_t tokens,
+                  std::int64_t record, void* to) {
+  Communicator& world = job.world();
+  const int tp = job.grid().tp().size();
+  const auto parts = split_tokens(tokens, job.grid().dp_size(), job.options().token_split);
+  const std::vector<Transfer> sends{{0, const_cast<std::byte*>(own.data()), std::ssize(own)}};
+  std::vector<Transfer> receives;
+  auto* at = static_cast<std::byte*>(to);
+  for (int r = 0; r < world.size() && world.rank() == 0; ++r) {
+    const Range group = parts[static_cast<std::size_t>(r / tp)];
+    receives.push_back({r, at, even_part(group.size(), tp, r % tp).size() * record});
+    at += receives.back().bytes;
+  }
+  world.exchange(sends, receives);
+}
+
 /// Which experts the tokens went to: all of them on rank 0, nothing on the others.
 Choices gather_routing(const Job& job, const Choices& own, const TokenBatch& batch) {
   Communicator& world = job.world();
@@ -101,30 +120,29 @@ Choices gather_routing(const Job& job, const Choices& own, const TokenBatch& bat
     if (world.rank() == 0) all.resize(batch.tokens, own.top_k);
   });
   const std::int64_t record = own.top_k * 4;
-  const int tp = job.grid().tp().size();
-  const auto parts = split_tokens(batch.tokens, job.grid().dp_size(), job.options().token_split);
-  std::vector<Transfer> sends;
-  std::vector<Transfer> receives;
-  const auto gather = [&](const void* from, void* to) {
-    auto* mine = const_cast<std::byte*>(static_cast<const std::byte*>(from));
-    auto* at = static_cast<std::byte*>(to);
-    sends.push_back({0, mine, own.rows * record});
-    for (int r = 0; r < world.size() && world.rank() == 0; ++r) {
-      const Range group = parts[static_cast<std::size_t>(r / tp)];
-      receives.push_back({r, at, even_part(group.size(), tp, r % tp).size() * record});
-      at += receives.back().bytes;
-    }
-  };
-  gather(own.ids.data(), all.ids.data());
-  gather(own.weights.data(), all.weights.data());
-  world.exchange(sends, receives);
+  gather_homes(job, std::as_bytes(std::span(own.ids)), batch.tokens, record, all.ids.data());
+  gather_homes(job, std::as_bytes(std::span(own.weights)), batch.tokens, record,
+               all.weights.data());
+  return all;
+}
+
+/// The same of what was kept of them.
+std::vector<std::uint8_t> gather_kept(const Job& job, std::span<const std::uint8_t> own,
+                                      const TokenBatch& batch) {
+  const std::int64_t k = job.config().moe->route.top_k;
+  std::vector<std::uint8_t> all;
+  run_agreed(job.world(), [&] {
+    if (job.world().rank() == 0) all.resize(static_cast<std::size_t>(batch.tokens * k));
+  });
+  gather_homes(job, std::as_bytes(own), batch.tokens, k, all.data());
   return all;
 }
 
 struct Result {
-  std::vector<std::byte> y;  // [T, H] in the job's dtype, as all here on rank 0
-  std::vector<float> delta;  // [T, H], y of the whole layer less y; empty without --ablate
-  Choices routing;           // of all tokens, the best expert first; no rows in a dense layer
+  std::vector<std::byte> y;        // [T, H] in the job's dtype, as all here on rank 0
+  std::vector<float> delta;        // [T, H], y of the whole layer less y; empty without --ablate
+  Choices routing;                 // of all tokens, the best expert first; no rows in a dense layer
+  std::vector<std::uint8_t> kept;  // [T, k], see Moe::kept(); empty without a capacity
 };
 
 /// One forward pass of the layer over all ranks; `given` is its routing, if it has rows.
@@ -152,6 +170,7 @@ Result forward(const Job& job, const LayerSpec& spec, const TensorSource& source
   result.y = gather_on_root(job, y, batch);
   if (layer->moe() != nullptr) {
     result.routing = gather_routing(job, layer->moe()->routing(), batch);
+    if (job.capacity()) result.kept = gather_kept(job, layer->moe()->kept(), batch);
   }
   return result;
 }
@@ -204,11 +223,13 @@ void write_output(const std::string& path, const TokenBatch& batch, const Result
   if (ablated) tensors.push_back({"delta", "F32", batch.shape});
   if (routed) tensors.push_back({"topk_ids", "I32", chosen});
   if (routed) tensors.push_back({"topk_weights", "F32", chosen});
+  if (!result.kept.empty()) tensors.push_back({"topk_kept", "BOOL", chosen});
   SafetensorsWriter writer(path, tensors);
   writer.append(result.y);
   if (ablated) writer.append(std::as_bytes(std::span(result.delta)));
   if (routed) writer.append(std::as_bytes(std::span(result.routing.ids)));
   if (routed) writer.append(std::as_bytes(std::span(result.routing.weights)));
+  if (!result.kept.empty()) writer.append(std::as_bytes(std::span(result.kept)));
   writer.finish();
 }
 
@@ -228,6 +249,7 @@ void add_notes(Report& report, const Job& job, const TokenBatch& batch, const Re
         "the input do)",
         statistics.nan_rows, batch.tokens, statistics.first_nan_row, batch.nan_rows.size()));
   }
+  if (!result.kept.empty()) report.note(text_of(count_drops(result.kept, result.routing.top_k)));
   if (!job.options().output.empty()) report.note(fmt::format("y is in {}", job.options().output));
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "launch/device_pass.h"
+#include "launch/drop_check.h"
 #include "launch/job.h"
 #include "launch/kernel_names.h"
 #include "launch/progress_line.h"
@@ -96,6 +97,8 @@ class LayerCheck {
   /// Tokens whose experts or weights, in any bit, are not those of one device. Collective.
   std::int64_t compare_routing() const;
   Comparison compare_float64();
+  /// What a capacity dropped, where there is one; before compare_float64(). Collective.
+  const std::optional<DropCheck>& judge_drops();
   /// Elements of y, on any rank, that are NaN.
   Comparison find_nan();
   /// Elements of y, on any rank, that failed any check: each once. Collective.
@@ -130,7 +133,10 @@ class LayerCheck {
   std::vector<std::byte> one_device_;  // [tokens, H]
   Choices own_routing_;                // of this rank's home rows, which begin at own_home_
   std::int64_t own_home_ = 0;
-  Choices routing_;           // of all tokens, on one device; none in a dense layer
+  Choices routing_;                     // of all tokens, on one device; none in a dense layer
+  std::vector<std::uint8_t> own_kept_;  // as own_routing_; empty without a capacity
+  std::vector<std::uint8_t> kept_;      // as routing_
+  std::optional<DropCheck> drops_;
   std::vector<bool> wrong_;   // [own tokens, H]
   ReadLog own_reads_;         // by this rank's layer and, but on rank 0, its reference
   ReadLog one_device_reads_;  // on rank 0: by the layer on one device and the reference
@@ -167,6 +173,7 @@ void LayerCheck::run_distributed() {
     own_y_ = pass->y();
     if (const Moe* moe = layer->moe()) {
       own_routing_ = moe->routing();
+      own_kept_.assign(moe->kept().begin(), moe->kept().end());
       own_home_ = own_.begin + moe->home(own_.size()).begin;
     }
     wrong_.assign(static_cast<std::size_t>(own_.size() * batch_.hidden), false);
@@ -192,7 +199,10 @@ void LayerCheck::run_one_device() {
                     batch_.row_bytes());
     pass.forward(layer);
     one_device_ = pass.y();
-    if (const Moe* moe = layer.moe()) routing_ = moe->routing();
+    if (const Moe* moe = layer.moe()) {
+      routing_ = moe->routing();
+      kept_.assign(moe->kept().begin(), moe->kept().end());
+    }
     if (resident) read_idle_experts(source);
   });
   world.broadcast(one_device_.data(), static_cast<std::int64_t>(one_device_.size()), 0);
@@ -202,6 +212,9 @@ void LayerCheck::run_one_device() {
   const std::int64_t bytes = routing_.rows * routing_.top_k * 4;
   world.broadcast(reinterpret_cast<std::byte*>(routing_.ids.data()), bytes, 0);
   world.broadcast(reinterpret_cast<std::byte*>(routing_.weights.data()), bytes, 0);
+  if (!moe->capacity) return;
+  run_agreed(world, [&] { kept_.resize(routing_.ids.size()); });
+  world.broadcast(reinterpret_cast<std::byte*>(kept_.data()), std::ssize(kept_), 0);
 }
 
 /// Reads the experts that no token goes to as the ranks have, which load them all the same.
@@ -226,7 +239,8 @@ std::int64_t LayerCheck::compare_routing() const {
     const auto expected = static_cast<std::size_t>(own_home_ + row) * k;
     const bool same =
         std::memcmp(&own_routing_.ids[at], &routing_.ids[expected], 4 * k) == 0 &&
-        std::memcmp(&own_routing_.weights[at], &routing_.weights[expected], 4 * k) == 0;
+        std::memcmp(&own_routing_.weights[at], &routing_.weights[expected], 4 * k) == 0 &&
+        (kept_.empty() || std::memcmp(&own_kept_[at], &kept_[expected], k) == 0);
     if (!same) ++mine.wrong;
   }
   return agreed(mine).wrong;
@@ -321,12 +335,17 @@ ReferenceResult LayerCheck::reference(const TensorSource& source,
     return reference_ffn(*dense, source, batch_.dtype, x, tokens);
   }
   std::vector<std::int32_t> ids;
+  std::vector<std::uint8_t> kept;
   for (const std::int64_t t : rows) {
     const auto own = routing_.ids_of(t);
     ids.insert(ids.end(), own.begin(), own.end());
+    if (!drops_) continue;
+    const auto first = drops_->kept.begin() + t * routing_.top_k;
+    kept.insert(kept.end(), first, first + routing_.top_k);
   }
   MoeReferenceResult found =
-      reference_moe(std::get<MoeSpec>(spec_), source, batch_.dtype, x, tokens, ids);
+      reference_moe(std::get<MoeSpec>(spec_), source, batch_.dtype, x, tokens, ids, {}, kept);
+  if (drops_) return found;  // which has judged the routes of all tokens
   mine.near_ties = found.near_ties;
   for (const WrongRoute& route : found.wrong_routes) {
     const std::int64_t t = rows[static_cast<std::size_t>(route.token)];
@@ -378,6 +397,12 @@ Comparison LayerCheck::compare_float64() {
     }
   });
   return agreed(mine);
+}
+
+const std::optional<DropCheck>& LayerCheck::judge_drops() {
+  const auto* moe = std::get_if<MoeSpec>(&spec_);
+  if (moe != nullptr && moe->capacity) drops_ = check_drops(job_, *moe, batch_, routing_, kept_);
+  return drops_;
 }
 
 /// "1.5 instead of 2". A NaN's sign means nothing.
@@ -441,6 +466,19 @@ void explain_routes(Report& report, std::int64_t layer, std::int64_t other,
   }
 }
 
+/// What a capacity dropped and, of each kind, what was wrong with that.
+void explain_drops(Report& report, std::int64_t layer, const DropCheck& drops, std::int64_t top_k) {
+  report.note(fmt::format("layer {}: {}", layer, text_of(count_drops(drops.kept, top_k))));
+  const auto explain = [&](std::int64_t tokens, std::int64_t first, const char* what) {
+    if (tokens == 0) return;
+    report.note(fmt::format("layer {}: {} {}, first token {}", layer, counted(tokens, "token"),
+                            what, first));
+  };
+  explain(drops.wrong_routes, drops.first_route, "went to experts that no rounding explains");
+  explain(drops.wrong_weights, drops.first_weight, "have weights that no rounding explains");
+  explain(drops.wrong_drops, drops.first_drop, "kept other experts than the capacity leaves them");
+}
+
 /// What memory can't hold is read again for every pass.
 void explain_residency(Report& report, std::int64_t layer, Residency residency) {
   if (residency == Residency::kResident) return;
@@ -458,12 +496,15 @@ std::int64_t check_layer(Job& job, std::int64_t layer, KernelNames& kernels, Rep
   const Comparison bits = check.compare_bits();
   const std::int64_t other_routes = check.compare_routing();
   const Comparison nan = check.find_nan();
-  const Comparison float64 = check.compare_float64();
+  const std::optional<DropCheck> drops = check.judge_drops();
+  Comparison float64 = check.compare_float64();
+  if (drops) float64.near_ties = drops->near_ties;
   const ReadComparison weights = check.compare_weights();
 
   const bool exact = job.options().reduce == Reduce::kExact;
-  const std::int64_t wrong =
+  std::int64_t wrong =
       check.wrong_values() + other_routes + float64.wrong_routes + weights.differing;
+  if (drops) wrong += drops->wrong_routes + drops->wrong_weights + drops->wrong_drops;
   const LayerWords words = words_for(job, check.spec());
   const auto count = [](std::int64_t n) {
     return Cell::of(static_cast<double>(n), fmt::format("{}", n));
@@ -480,6 +521,7 @@ std::int64_t check_layer(Job& job, std::int64_t layer, KernelNames& kernels, Rep
   explain(report, layer, "NaN", nan);
   explain(report, layer, "outside the float64 bound", float64);
   explain_routes(report, layer, other_routes, float64);
+  if (drops) explain_drops(report, layer, *drops, std::get<MoeSpec>(check.spec()).route.top_k);
   return wrong;
 }
 

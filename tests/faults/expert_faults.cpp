@@ -147,6 +147,12 @@ Seams expert_seams(const Fault& fault) {
   if (fault.is("scaling_twice")) {
     return spec_seams([](MoeSpec& spec, int) { spec.route.scaling *= spec.route.scaling; });
   }
+  if (fault.is("less_capacity")) {
+    return spec_seams([](MoeSpec& spec, int) { --spec.capacity.value().rows; });
+  }
+  if (fault.is("drops_otherwise")) {
+    return spec_seams([](MoeSpec& spec, int) { spec.capacity->drop = DropBy::kProbability; });
+  }
   if (fault.is("biased_weights")) return router_seams(weigh_by_choice);
   if (fault.is("ties_to_highest")) return router_seams(choose_highest_of_equals);
   if (fault.is("halves_swapped")) return swapping_seams(fault);

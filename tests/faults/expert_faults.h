@@ -10,6 +10,8 @@ namespace gatefold {
 ///   expert_off_by_one  one rank computes expert e + 1 where it should compute e
 ///   shared_per_rank    each rank adds the shared expert to a token's sum
 ///   scaling_twice      routing weights are scaled twice
+///   less_capacity      experts take one row less than they should
+///   drops_otherwise    experts drop by another rule than they should
 ///   biased_weights     the correction bias weighs, though it should only choose
 ///   ties_to_highest    of equal experts the highest is chosen, not the lowest
 ///   halves_swapped     at a point (dispatch, combine): of the rows that come to one rank from

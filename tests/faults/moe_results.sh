@@ -60,5 +60,17 @@ agreed "equal experts"                              3 0 "$right"                
 agreed "of equal experts the highest is chosen"     3 1 "$routes 8 tokens"          GATEFOLD_FAULT=ties_to_highest "${tied[@]}"
 agreed "the same where none are equal"              3 0 "$right"                    GATEFOLD_FAULT=ties_to_highest "${plain[@]}"
 
+# What a capacity drops.
+limited=("${work[@]}" --capacity 11)
+dropped="of 192 choices dropped"
+agreed "a capacity and nothing wrong, 1 rank"       1 0 "$right|$dropped"           "${limited[@]}"
+one_rank=$(grep -ohE '[0-9a-f]{16}' "$job"/stdout)
+agreed "a capacity and nothing wrong, 3 ranks"      3 0 "$right|$dropped|$one_rank" "${limited[@]}" --token-split 40,0,24
+agreed "the same with filled-up experts"            2 0 "$right|$dropped|$one_rank" "${limited[@]}" --pad
+agreed "the least weights are dropped"              4 0 "$right|$dropped"           "${limited[@]}" --drop probability --ep 2 --tp 2
+agreed "so are those of each sequence"              2 0 "$right|$dropped"           "${work[@]}" --capacity 3 --drop probability --per-sequence --sequence-length 16
+agreed "one row is dropped too many"                2 1 "$routes|$bits|$bound"      GATEFOLD_FAULT=less_capacity "${limited[@]}"
+agreed "other rows are dropped"                     2 1 "$routes|$bits|$bound"      GATEFOLD_FAULT=drops_otherwise "${limited[@]}"
+
 refuses agreed "a fault that isn't reached"         2 1 "$bits"                     GATEFOLD_FAULT=expert_off_by_one:7 "${work[@]}"
 finish

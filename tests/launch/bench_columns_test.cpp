@@ -188,12 +188,12 @@ TEST(BenchColumns, BaselinesAndBalanceAreAsMeasured) {
   Measured m = sample();
   m.plain_seconds = {0.004, 0.006, 0.005, 0.005, 0.005};
   m.hottest_expert = 2.5;
+  m.dropped = 0.125;
   m.entropy = 3.25;
   const std::map<std::string, double> numbers = {
-      {"all_reduce_fp32_us", 2000}, {"all_reduce_dtype_us", 500},
-      {"plain_us", 5000},           {"overhead_percent", 1.5},
-      {"imbalance", 1.25},          {"hottest_expert", 2.5},
-      {"load_entropy_bits", 3.25},  {"wrong", 0}};
+      {"all_reduce_fp32_us", 2000}, {"all_reduce_dtype_us", 500}, {"plain_us", 5000},
+      {"overhead_percent", 1.5},    {"imbalance", 1.25},          {"hottest_expert", 2.5},
+      {"dropped_percent", 12.5},    {"load_entropy_bits", 3.25},  {"wrong", 0}};
   for (const auto& [column, value] : numbers) {
     EXPECT_THAT(number(m, column), DoubleNear(value, 1e-9)) << column;
   }

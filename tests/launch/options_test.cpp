@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/launch/option_parsing.h"
+
 namespace gatefold {
 namespace {
 
@@ -16,12 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Pair;
-
-ParseResult parse(const std::vector<std::string>& arguments) {
-  std::vector<const char*> argv = {"gatefold"};
-  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-  return parse_options(static_cast<int>(argv.size()), argv.data());
-}
+using testing::parse;
 
 Options options_of(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {"verify", "--model", "m"});
@@ -269,10 +266,6 @@ TEST(Options, EveryOptionArrives) {
   EXPECT_EQ(o.threads, 2);
   EXPECT_EQ(o.seed, UINT64_MAX);
   EXPECT_EQ(o.timeout, 1.5);
-  EXPECT_EQ(o.output, "y");
-  EXPECT_EQ(o.json, "j");
-  EXPECT_EQ(o.csv, "c");
-  EXPECT_TRUE(o.verbose);
   EXPECT_THAT(
       o.echo(),
       ElementsAre(Pair("command", "run"), Pair("model", ""), Pair("config", "c.json"),
@@ -280,16 +273,18 @@ TEST(Options, EveryOptionArrives) {
                   Pair("split", "false"), Pair("copy", "false"), Pair("layout", "family"),
                   Pair("set", "hidden_size=8 a=b=c"), Pair("layers", "7,0-3"), Pair("tokens", "6"),
                   Pair("input", ""), Pair("sequence-length", "3"), Pair("token-split", "5,1"),
-                  Pair("dtype", "f16"), Pair("ablate", "275,300"), Pair("tp", "4"), Pair("ep", "1"),
-                  Pair("dp", "auto"), Pair("device", "cpu"), Pair("comm", "mpi"),
-                  Pair("reduce", "fast"), Pair("blocks", "16"), Pair("expert-blocks", "2"),
-                  Pair("dispatcher", "allgather"), Pair("routing", "router"), Pair("steps", "300"),
-                  Pair("rate", "0.001"), Pair("skew", "0.5"), Pair("threads", "2"),
-                  Pair("seed", "18446744073709551615"), Pair("timeout", "1.5"), Pair("output", "y"),
-                  Pair("json", "j"), Pair("csv", "c"), Pair("shards", "1"),
-                  Pair("measure", "false"), Pair("scaling", "strong"), Pair("iterations", "20"),
-                  Pair("warmup", "3"), Pair("hot", "false"), Pair("no-check", "false"),
-                  Pair("quiet", "false"), Pair("verbose", "true"), Pair("dry-run", "true")));
+                  Pair("dtype", "f16"), Pair("ablate", "275,300"), Pair("capacity-factor", "none"),
+                  Pair("capacity", "none"), Pair("drop", "position"), Pair("per-sequence", "false"),
+                  Pair("pad", "false"), Pair("tp", "4"), Pair("ep", "1"), Pair("dp", "auto"),
+                  Pair("device", "cpu"), Pair("comm", "mpi"), Pair("reduce", "fast"),
+                  Pair("blocks", "16"), Pair("expert-blocks", "2"), Pair("dispatcher", "allgather"),
+                  Pair("routing", "router"), Pair("steps", "300"), Pair("rate", "0.001"),
+                  Pair("skew", "0.5"), Pair("threads", "2"), Pair("seed", "18446744073709551615"),
+                  Pair("timeout", "1.5"), Pair("output", "y"), Pair("json", "j"), Pair("csv", "c"),
+                  Pair("shards", "1"), Pair("measure", "false"), Pair("scaling", "strong"),
+                  Pair("iterations", "20"), Pair("warmup", "3"), Pair("hot", "false"),
+                  Pair("no-check", "false"), Pair("quiet", "false"), Pair("verbose", "true"),
+                  Pair("dry-run", "true")));
 }
 
 TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
@@ -511,63 +506,6 @@ TEST(Options, ARoutingIsAKnownPatternWithAWholeNumber) {
               HasSubstr("--routing file without --input"));
   EXPECT_THAT(parse({"verify", "--config", "c", "--routing", "uniform"}).text,
               HasSubstr("verify does not take --routing"));
-}
-
-TEST(Options, HelpAndVersionAreNoErrors) {
-  const ParseResult version = parse({"--version"});
-  EXPECT_EQ(version.exit_code, 0);
-  EXPECT_FALSE(version.options.has_value());
-  EXPECT_THAT(version.text, ::testing::MatchesRegex("gatefold [0-9]+\\.[0-9]+\\.[0-9]+\n"));
-  for (const char* flag : {"--help", "-h"}) {
-    const ParseResult help = parse({flag});
-    EXPECT_EQ(help.exit_code, 0);
-    EXPECT_THAT(help.text, HasSubstr("make-model"));
-  }
-}
-
-TEST(Options, ACommandsHelpListsItsOwnOptionsOnly) {
-  const std::set<std::string> all = {"--dtype", "--timeout", "--json",   "--csv",
-                                     "--quiet", "--verbose", "--dry-run"};
-  const std::set<std::string> of_layers = {"--config", "--set", "--layers", "--seed"};
-  const std::set<std::string> with_tokens = {
-      "--model",  "--tokens", "--input",  "--sequence-length", "--token-split", "--tp",     "--ep",
-      "--device", "--comm",   "--blocks", "--expert-blocks",   "--dispatcher",  "--threads"};
-  struct Own {
-    std::string command;
-    bool takes_tokens;
-    bool knows_layers;
-    std::set<std::string> options;
-  };
-  const Own commands[] = {
-      {"verify", true, true, {"--reduce"}},
-      {"run", true, true, {"--reduce", "--ablate", "--output"}},
-      {"bench",
-       true,
-       true,
-       {"--reduce", "--dp", "--scaling", "--iterations", "--warmup", "--hot", "--no-check",
-        "--machine", "--routing"}},
-      {"inspect", true, true, {"--reduce"}},
-      {"convert", false, false, {"--model", "--output", "--shards", "--layout", "--measure"}},
-      {"make-model",
-       false,
-       true,
-       {"--output", "--shards", "--from-dense", "--experts", "--split", "--copy", "--layout"}},
-  };
-  for (const Own& own : commands) {
-    std::set<std::string> expected = all;
-    expected.insert(own.options.begin(), own.options.end());
-    if (own.knows_layers) expected.insert(of_layers.begin(), of_layers.end());
-    if (own.takes_tokens) expected.insert(with_tokens.begin(), with_tokens.end());
-    const ParseResult help = parse({own.command, "--help"});
-    EXPECT_EQ(help.exit_code, 0);
-    std::set<std::string> listed;
-    std::istringstream lines(help.text);
-    for (std::string line, name; std::getline(lines, line);) {
-      if (line.starts_with("  --") && std::istringstream(line) >> name) listed.insert(name);
-    }
-    EXPECT_EQ(listed, expected) << own.command;
-  }
-  EXPECT_THAT(parse({"run", "--help"}).text, HasSubstr("--ablate LIST"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 # launch/: tests of the folder of the same name
-gatefold_test(options SOURCES launch/options_test.cpp)
+gatefold_test(options SOURCES launch/options_test.cpp launch/options_help_test.cpp)
 gatefold_test(bench_columns SOURCES launch/bench_columns_test.cpp)
 gatefold_test(bench_point SOURCES launch/bench_point_test.cpp launch/counted_new.cpp NP 1 2 3)
 gatefold_test(sweep SOURCES launch/sweep_test.cpp)
@@ -20,6 +20,7 @@ foreach(name program bench_program moe_program convert machine_program balance_p
   target_compile_definitions(${name} PRIVATE GATEFOLD_MPIRUN="${mpirun_text}")
   add_dependencies(${name} gatefold)
 endforeach()
+target_sources(odd_moe_input PRIVATE launch/capacity_program_test.cpp)
 
 # What a rank reads of a checkpoint and holds in memory; not where sanitizers hold more.
 add_executable(peak_rss launch/peak_rss.cpp)
