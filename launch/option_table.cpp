@@ -266,7 +266,7 @@ std::vector<OptionRow> model_rows() {
       row("--copy", "", "give each expert all of the layer, and a token one expert", kMakes),
       &Options::copy));
   rows.push_back(row("--layout", "HOW",
-                     "how experts are stored: per-expert, stacked, stacked-transposed or "
+                     "how experts are stored: per-expert, stacked (fused), stacked-transposed or "
                      "stacked-alternating, as far as the family knows it; default: its own way; "
                      "convert: as they are stored",
                      kMakes | bit(Command::kConvert)));
@@ -277,6 +277,7 @@ std::vector<OptionRow> model_rows() {
           ExpertLayout::kStackedAlternating}) {
       names.emplace_back(name_of(layout), layout);
     }
+    names.emplace_back("fused", ExpertLayout::kStacked);  // as others call it
     o.layout = parse_choice(name, value, names);
   };
   rows.back().show = [](const Options& o) {

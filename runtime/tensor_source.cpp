@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "runtime/error.h"
+#include "runtime/vector_isa.h"
 
 namespace gatefold {
 namespace {
@@ -34,14 +35,16 @@ void store(float value, std::byte* out) {
 }
 
 template <DType from, DType to>
-void convert_elements(const std::byte* in, std::byte* out, std::int64_t n) {
+[[gnu::always_inline]] inline void convert_elements(const std::byte* in, std::byte* out,
+                                                    std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     store<to>(load<from>(in + i * size_of(from)), out + i * size_of(to));
   }
 }
 
 template <DType from>
-void convert_from(const std::byte* in, DType to, std::byte* out, std::int64_t n) {
+[[gnu::always_inline]] inline void convert_from(const std::byte* in, DType to, std::byte* out,
+                                                std::int64_t n) {
   switch (to) {
     case DType::kF32: return convert_elements<from, DType::kF32>(in, out, n);
     case DType::kBf16: return convert_elements<from, DType::kBf16>(in, out, n);
@@ -59,6 +62,7 @@ Extent extent_of(const std::vector<std::int64_t>& shape) {
   return extent;
 }
 
+GATEFOLD_CLONES
 void convert(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t n) {
   if (n <= 0) return;
   if (from == to) {

@@ -198,7 +198,7 @@ TEST(Options, ALineThatMakesNoSenseAsAWholeIsRefused) {
         "o"},
        "--seed and --from-dense"},
       {{"make-model", "--config", "c", "--output", "o", "--layout", "S3"},
-       "valid: per-expert, stacked, stacked-transposed, stacked-alternating"},
+       "valid: per-expert, stacked, stacked-transposed, stacked-alternating, fused"},
   };
   for (const BadLine& line : lines) expect_refused(line);
 }
@@ -308,7 +308,7 @@ TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
   EXPECT_FALSE(experts.options->copy);
   EXPECT_FALSE(experts.options->layout);
   const ParseResult stacked =
-      parse({"make-model", "--config", "c", "--output", "d", "--layout", "stacked"});
+      parse({"make-model", "--config", "c", "--output", "d", "--layout", "fused"});
   ASSERT_TRUE(stacked.options) << stacked.text;
   EXPECT_EQ(stacked.options->layout, ExpertLayout::kStacked);
   const ParseResult converted = parse({"convert", "--model", "m", "--output", "d", "--shards", "2",
