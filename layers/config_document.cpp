@@ -39,12 +39,12 @@ Json parsed_value(const std::string& text) {
 
 void add_moe_keys(const MoeFamily& moe, std::vector<std::string_view>& keys) {
   keys.insert(keys.end(), moe.experts_keys.begin(), moe.experts_keys.end());
-  keys.insert(
-      keys.end(),
-      {moe.enabled.key, moe.list_key, moe.dense_list_key, moe.first_key, moe.top_k_key,
-       moe.intermediate_size_key, moe.otherwise_intermediate_size_key, moe.score_key,
-       moe.method_key, moe.normalize.key, moe.scaling_key, moe.router_bias.key, moe.capacity_key,
-       moe.shared_key, moe.loss.coefficient, moe.loss.per_sequence.key, moe.loss.z_coefficient});
+  keys.insert(keys.end(),
+              {moe.enabled.key, moe.list_key, moe.dense_list_key, moe.first_key, moe.top_k_key,
+               moe.intermediate_size_key, moe.otherwise_intermediate_size_key, moe.score_key,
+               moe.method_key, moe.normalize.key, moe.scaling_key, moe.half_margin_key,
+               moe.router_bias.key, moe.capacity_key, moe.shared_key, moe.loss.coefficient,
+               moe.loss.per_sequence.key, moe.loss.z_coefficient});
   if (moe.method == TopKMethod::kGreedy && moe.method_key.empty()) return;
   keys.insert(keys.end(), {kGroupsKey, kKeptGroupsKey});
 }
@@ -274,9 +274,9 @@ float ConfigDocument::positive_number(std::string_view key, float otherwise) con
   return static_cast<float>(number);
 }
 
-double ConfigDocument::coefficient(std::string_view key) const {
+double ConfigDocument::coefficient(std::string_view key, double otherwise) const {
   const Json* value = fields().find(key);
-  if (value == nullptr) return 0;
+  if (value == nullptr) return otherwise;
   const double number = value->is_number() ? value->get<double>() : -1.0;
   if (number >= 0 && number <= 1) return number;
   fail(key, fmt::format("{} is {} (not a number from 0 to 1)", key, shown_value(*value)));

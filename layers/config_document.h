@@ -46,8 +46,8 @@ class ConfigDocument {
   std::int64_t count(std::string_view key, std::int64_t limit, std::int64_t otherwise) const;
   bool flag(const FamilySwitch& rule) const;
   float positive_number(std::string_view key, float otherwise) const;
-  /// From 0 to 1; 0 where absent.
-  double coefficient(std::string_view key) const;
+  /// From 0 to 1.
+  double coefficient(std::string_view key, double otherwise = 0) const;
   std::string string(std::string_view key, std::string_view otherwise) const;
   /// Layer numbers below `limit`, in any order.
   std::vector<std::int64_t> layers(std::string_view key, std::int64_t limit) const;

@@ -23,6 +23,9 @@ constexpr std::pair<std::string_view, TopKMethod> kMethods[] = {
     {"group_limited_greedy", TopKMethod::kGroupLimitedGreedy},
     {"noaux_tc", TopKMethod::kNoAuxTc}};
 
+/// Experts that a sparse mixer is defined for.
+constexpr std::int64_t kMixed = 2;
+
 // The value of field `key`, one of `names`.
 template <typename Value, std::size_t kCount>
 Value read_choice(const ConfigDocument& document, std::string_view key,
@@ -81,6 +84,15 @@ RouteRule read_route(const ConfigDocument& document, TopKMethod method) {
                               moe.top_k_key, route.top_k, experts_key, route.experts));
   }
   route.score = read_choice(document, moe.score_key, kScores, moe.score);
+  if (route.score == Score::kSparseMixer) {
+    if (route.top_k != kMixed) {
+      document.fail(moe.top_k_key,
+                    fmt::format("{} is {} (a sparse mixer, as of {}, chooses {})", moe.top_k_key,
+                                route.top_k, document.model_type(), kMixed));
+    }
+    route.margin =
+        static_cast<float>(2 * document.coefficient(moe.half_margin_key, moe.default_half_margin));
+  }
   if (method != TopKMethod::kGreedy) {
     const bool pairs = method == TopKMethod::kNoAuxTc;
     route.group_score = pairs ? GroupScore::kTwoBest : GroupScore::kBest;

@@ -102,6 +102,8 @@ struct MoeFamily {
   float epsilon = 0.0F;
   std::string_view scaling_key = {};
   float default_scaling = 1.0F;
+  std::string_view half_margin_key = {};  // of a sparse mixer
+  double default_half_margin = 0;
   FamilySwitch router_bias = kNever;
   FamilySwitch expert_bias = kNever;  // of routed experts; ModelFamily::bias is the other MLPs'
   WeightOn weight_on = WeightOn::kOutput;

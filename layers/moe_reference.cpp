@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -61,11 +60,6 @@ void check_arguments(const MoeSpec& spec, std::span<const float> x, std::int64_t
     refuse(spec,
            fmt::format("got {} expert ids for {} tokens of {}", count, tokens, spec.route.top_k));
   }
-}
-
-std::vector<std::int32_t> sorted(std::vector<std::int32_t> ids) {
-  std::sort(ids.begin(), ids.end());
-  return ids;
 }
 
 /// One reference pass over one layer.
@@ -127,7 +121,7 @@ std::vector<std::int32_t> Pass::settle(std::int64_t token, const ScoredToken& sc
   const std::vector<std::int32_t> own = choose_experts(spec_.route, scored.choice);
   if (found.empty()) return own;
   const std::vector<std::int32_t> theirs(found.begin(), found.end());
-  if (sorted(own) == sorted(theirs)) return theirs;
+  if (same_choice(spec_.route, own, theirs)) return theirs;
   if (well_formed(spec_.route, theirs) && may_choose(spec_.route, scored.choice, theirs)) {
     ++result.near_ties;
     return theirs;

@@ -31,8 +31,9 @@ struct MoeReferenceResult : ReferenceResult {
 /// only of experts that tokens go to, one expert after the other. Router, its biases and the shared
 /// gate stay fp32 as stored.
 ///
-/// `ids` [tokens, k] is the runtime's choice, in any order within a token; empty: there is none.
-/// The reference routes by itself, by RouteRule. Where ids of a token are another set, then
+/// `ids` [tokens, k] is the runtime's choice, in any order within a token, but of a sparse mixer in
+/// that in which they were chosen; empty: there is none. The reference routes by itself, by
+/// RouteRule. Where ids of a token are another choice, then
 ///   near tie     they are the choice of some scores within the errors of the reference's: y is
 ///                computed with them;
 ///   wrong route  they aren't, or they repeat or leave [0, E): y is the reference's own.
@@ -44,6 +45,8 @@ struct MoeReferenceResult : ReferenceResult {
 ///            16u * s for two exps, gamma(E) * s (spread: u * sqrt(E) * s) for the sum
 ///            sigmoid: s (1 - s) * (exp(e) - 1), and 8u * s
 ///            sqrt(softplus): s * (exp(g e) - 1), g the slope of log(s) at l - e, and 8u * s
+///            sparse mixer: that of a softmax; where an expert may be on either side of the margin,
+///            by (l_chosen - l) / max(|l|, l_chosen) and its errors, also how far apart both are
 ///   choice   one rounding of s + correction; of groups, that of the sum of two
 ///   weight   quotients and products, each rounded
 ///   expert   input round(w * x), where weights are on the input, with the error of w and both

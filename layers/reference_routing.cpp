@@ -11,8 +11,11 @@ namespace gatefold::reference {
 namespace {
 
 bool chosen_by_logits(const RouteRule& rule) {
-  return rule.score == Score::kSoftmaxOfChosen || rule.score == Score::kSigmoidOfChosen;
+  return rule.score == Score::kSoftmaxOfChosen || rule.score == Score::kSigmoidOfChosen ||
+         rule.score == Score::kSparseMixer;
 }
+
+bool ordered(const RouteRule& rule) { return rule.score == Score::kSparseMixer; }
 
 /// NaN counts as the worst.
 double rank_value(double value) { return std::isnan(value) ? -kInfinity : value; }
@@ -183,6 +186,67 @@ std::vector<Number> scored(const RouteRule& rule, std::span<const Number> logits
   return softmax(logits);
 }
 
+/// Experts that a sparse mixer may weigh `chosen` against, those before it being gone.
+struct Mixed {
+  std::vector<Number> own;    // by the values as they are, `chosen` first
+  std::vector<Number> least;  // where every expert that may be too far is
+  std::vector<Number> most;   // where none of those is
+};
+
+Mixed mixed_with(const RouteRule& rule, std::span<const Number> logits,
+                 const std::vector<bool>& gone, std::size_t chosen) {
+  const Number& best = logits[chosen];
+  Mixed mixed{{best}, {best}, {best}};
+  for (std::size_t e = 0; e < logits.size(); ++e) {
+    if (gone[e] || e == chosen) continue;
+    const Number& logit = logits[e];
+    Number size = logit;
+    size.value = std::max(std::abs(logit.value), best.value);
+    size.certain = std::max(logit.certain, best.certain);
+    size.spread = std::max(logit.spread, best.spread);
+    const Number negative{-logit.value, logit.certain, logit.spread};
+    const Number distance = quotient(sum_of(std::array{best, negative}), size);
+    const double error = distance.likely();
+    const double margin = rule.margin;
+    if (!(distance.value > margin)) mixed.own.push_back(logit);
+    if (distance.value + error <= margin) mixed.least.push_back(logit);
+    if (!(distance.value - error > margin)) mixed.most.push_back(logit);
+  }
+  return mixed;
+}
+
+std::vector<Number> mixer_weights(const RouteRule& rule, std::span<const Number> logits,
+                                  std::span<const std::int32_t> ids) {
+  std::vector<Number> result;
+  std::vector<bool> gone(logits.size());
+  for (const std::int32_t id : ids) {
+    const auto chosen = static_cast<std::size_t>(id);
+    const Mixed mixed = mixed_with(rule, logits, gone, chosen);
+    const Number weight = Softmax(mixed.own).of(logits[chosen]);
+    Number reached = weight;
+    for (const std::vector<Number>* other : {&mixed.least, &mixed.most}) {
+      const Number bound = Softmax(*other).of(logits[chosen]);
+      const double off = std::abs(bound.value - weight.value);
+      reached.certain = std::max(reached.certain, off + bound.certain);
+      reached.spread = std::max(reached.spread, off / kSpreads + bound.spread);
+    }
+    result.push_back(reached);
+    gone[chosen] = true;
+  }
+  return result;
+}
+
+/// Whether none of them has to come before one that stands before it.
+bool may_stand_so(const Reach& reach, std::span<const std::int32_t> ids) {
+  double lowest = kInfinity;  // what those before may be as low as
+  for (const std::int32_t id : ids) {
+    const auto e = static_cast<std::size_t>(id);
+    if (reach.low[e] > lowest) return false;
+    lowest = std::min(lowest, reach.high[e]);
+  }
+  return true;
+}
+
 std::vector<Number> picked(std::span<const Number> all, std::span<const std::int32_t> ids) {
   std::vector<Number> result;
   for (const std::int32_t id : ids) result.push_back(all[static_cast<std::size_t>(id)]);
@@ -231,9 +295,16 @@ bool well_formed(const RouteRule& rule, std::span<const std::int32_t> ids) {
   return static_cast<std::int64_t>(ids.size()) == rule.top_k;
 }
 
+bool same_choice(const RouteRule& rule, std::span<const std::int32_t> a,
+                 std::span<const std::int32_t> b) {
+  if (ordered(rule)) return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  return std::is_permutation(a.begin(), a.end(), b.begin(), b.end());
+}
+
 bool may_choose(const RouteRule& rule, std::span<const Number> choice,
                 std::span<const std::int32_t> ids) {
   const Reach experts = reach_of(choice);
+  if (ordered(rule) && !may_stand_so(experts, ids)) return false;
   const std::vector<Group> groups = classify(rule, experts, ids);
   const std::int64_t size = rule.experts / rule.groups;
   for (const std::int32_t id : ids) {
@@ -250,6 +321,7 @@ std::vector<Number> routing_weights(const RouteRule& rule, const ScoredToken& to
   std::vector<Number> weights = picked(token.scores, ids);  // [k]
   if (rule.score == Score::kSoftmaxOfChosen) weights = softmax(weights);
   if (rule.score == Score::kSigmoidOfChosen) weights = sigmoids(weights);
+  if (rule.score == Score::kSparseMixer) weights = mixer_weights(rule, token.logits, ids);
   if (rule.normalize) {
     std::vector<Number> terms = weights;
     terms.push_back({rule.epsilon, 0, 0});

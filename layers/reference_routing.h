@@ -28,13 +28,19 @@ std::vector<std::int32_t> choose_experts(const RouteRule& rule, std::span<const 
 /// k different ids, each in [0, E).
 bool well_formed(const RouteRule& rule, std::span<const std::int32_t> ids);
 
+/// Whether these are one choice: the same experts and, where weights depend on it, in one order.
+bool same_choice(const RouteRule& rule, std::span<const std::int32_t> a,
+                 std::span<const std::int32_t> b);
+
 /// Whether scores that differ from `choice` by no more than their likely errors can lead to
-/// well-formed `ids`, in any order: every expert left out may be as low as the lowest that any of
-/// `ids` may reach; and so for groups, by the errors of their experts' scores.
+/// well-formed `ids`, in any order unless weights depend on it: every expert left out may be as low
+/// as the lowest that any of `ids` may reach; and so for groups, by the errors of their experts'
+/// scores.
 bool may_choose(const RouteRule& rule, std::span<const Number> choice,
                 std::span<const std::int32_t> ids);
 
-/// The weights [k] of experts `ids`.
+/// The weights [k] of experts `ids`. Of a sparse mixer either weight may be right, and the bound
+/// has both, where an expert may be on either side of the margin.
 std::vector<Number> routing_weights(const RouteRule& rule, const ScoredToken& token,
                                     std::span<const std::int32_t> ids);
 

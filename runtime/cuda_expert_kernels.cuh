@@ -279,6 +279,18 @@ __device__ inline SoftmaxRow softmax_of_warp(const float* logits, std::int64_t e
   return {max, warp_sum(sum)};
 }
 
+/// Of expert `id`, which was taken last: see RouteRule. A lane reads keys of none but its own.
+__device__ inline SoftmaxRow mixer_row_of_warp(const RouteRule& rule, const float* logits,
+                                               const std::int64_t* keys, std::int64_t id,
+                                               int lane) {
+  float sum = 0.0F;
+  for (std::int64_t e = lane; e < rule.experts; e += kWarp) {
+    const bool before = keys[e] == kTakenKey && e != id;
+    sum = __fadd_rn(sum, before ? 0.0F : mixer_term(logits[e], logits[id], rule.margin));
+  }
+  return {logits[id], warp_sum(sum)};
+}
+
 template <Score kScore>
 __global__ void __launch_bounds__(kMostWarps* kWarp) choose_experts(ExpertChoice io) {
   DYNAMIC_SHARED(std::int64_t, all_keys);  // [warp][experts + groups]
@@ -306,6 +318,10 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) choose_experts(ExpertChoice
     for (std::int64_t i = 0; i < rule.top_k; ++i) {
       const std::int64_t id = take_best(keys, rule.experts, lane);
       if (i == lane) own = id;
+      if constexpr (kScore == Score::kSparseMixer) {
+        const SoftmaxRow row = mixer_row_of_warp(rule, logits, keys, id, lane);
+        if (i == lane) softmax = row;
+      }
     }
     const bool has_one = lane < rule.top_k;
     const float logit = has_one ? logits[own] : kLowest;

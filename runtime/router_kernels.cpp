@@ -219,6 +219,16 @@ template <Score kScore>
   for (std::int64_t e = 0; e < experts; ++e) token.keys[e] = choice_key(token.values[e], e);
 }
 
+/// Of expert `id`, which was taken last: see RouteRule.
+[[gnu::always_inline]] inline SoftmaxRow mixer_row(const RouteRule& rule, const float* logits,
+                                                   std::int64_t id, TokenScores& token) {
+  for (std::int64_t e = 0; e < rule.experts; ++e) {
+    const bool before = token.keys[e] == kTakenKey && e != id;
+    token.values[e] = select(before, 0.0F, mixer_term(logits[e], logits[id], rule.margin));
+  }
+  return {logits[id], sum_by_lanes(token.values, rule.experts)};
+}
+
 template <Score kScore>
 [[gnu::always_inline]] inline void choose(const RouteRule& rule, const float* logits,
                                           const float* correction, std::int32_t* ids,
@@ -228,10 +238,12 @@ template <Score kScore>
   if (rule.groups > 1) keep_groups(rule, token);
   const std::int64_t k = rule.top_k;
   float chosen[kMaxTopK];  // logits
+  SoftmaxRow rows[kMaxTopK];
   for (std::int64_t i = 0; i < k; ++i) {
     const std::int64_t id = id_of_key(take_best(token.keys, rule.experts));
     ids[i] = static_cast<std::int32_t>(id);
     chosen[i] = logits[id];
+    if constexpr (kScore == Score::kSparseMixer) rows[i] = mixer_row(rule, logits, id, token);
   }
   if constexpr (kScore == Score::kSoftmaxOfChosen) {
     const float max = max_logit(chosen, k);
@@ -240,7 +252,10 @@ template <Score kScore>
     token.softmax = {max, sum_of_chosen(terms, k)};
   }
   float first[kMaxTopK];
-  for (std::int64_t i = 0; i < k; ++i) first[i] = first_weight<kScore>(chosen[i], token.softmax);
+  for (std::int64_t i = 0; i < k; ++i) {
+    const SoftmaxRow& row = kScore == Score::kSparseMixer ? rows[i] : token.softmax;
+    first[i] = first_weight<kScore>(chosen[i], row);
+  }
   const float sum = sum_of_chosen(first, k);
   for (std::int64_t i = 0; i < k; ++i) weights[i] = final_weight(rule, first[i], sum);
 }
@@ -257,6 +272,8 @@ template <Score kScore>
       return choose<Score::kSigmoidOfChosen>(rule, logits, correction, ids, weights);
     case Score::kSqrtSoftplus:
       return choose<Score::kSqrtSoftplus>(rule, logits, correction, ids, weights);
+    case Score::kSparseMixer:
+      return choose<Score::kSparseMixer>(rule, logits, correction, ids, weights);
   }
 }
 
@@ -284,6 +301,8 @@ template <Score kScore>
       return score_logits<Score::kSigmoidOfChosen>(experts, logits, scores, of_all);
     case Score::kSqrtSoftplus:
       return score_logits<Score::kSqrtSoftplus>(experts, logits, scores, of_all);
+    case Score::kSparseMixer:
+      return score_logits<Score::kSparseMixer>(experts, logits, scores, of_all);
   }
 }
 

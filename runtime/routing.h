@@ -15,6 +15,7 @@ enum class Score {
   kSigmoid,          // of each logit (DeepSeek-V3, GLM-4.5)
   kSigmoidOfChosen,  // the same, but experts are chosen by their logits (Llama-4)
   kSqrtSoftplus,     // sqrt(log(1 + exp(l))) of each logit (Megatron's sqrtsoftplus)
+  kSparseMixer,      // experts are chosen by their logits; each against those near it (Phi-3.5-MoE)
 };
 
 /// What a group of experts is judged by, where only the best groups' experts may be chosen.
@@ -32,7 +33,10 @@ enum class GroupScore {
 ///            neighbours get c = -inf; of equal groups the lowest stays, NaN counts as -inf
 ///   top-k    the k largest c, the largest first; of equals (-0 equals +0) the lowest id; NaN
 ///            counts as -inf, in groups too. So ids are k different ones, whatever the logits are
-///   weight   w = s of the chosen, or softmax or sigmoid of the chosen ones' logits; never c.
+///   weight   w = s of the chosen, or softmax or sigmoid of the chosen ones' logits; never c. Of a
+///            sparse mixer: softmax(l) at the chosen one of all experts but those chosen before it
+///            and those with (l_chosen - l) / max(|l|, l_chosen) > margin, which is
+///            1 / (sum of exp(l - l_chosen)), the sum by lanes.
 ///            normalize: w / (sum of w + epsilon); then w * scaling where that isn't 1.
 ///            Sums over the chosen go in the order in which they were chosen. NaN has one pattern.
 struct RouteRule {
@@ -45,6 +49,7 @@ struct RouteRule {
   bool normalize = false;
   float epsilon = 0.0F;
   float scaling = 1.0F;
+  float margin = 0.0F;  // of a sparse mixer
 };
 
 /// What balance losses and z-loss take of all of a token's logits, whichever experts it goes to and

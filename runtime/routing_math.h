@@ -54,6 +54,13 @@ constexpr float softmax_term(float logit, float max) { return exp_fp32(logit - m
 /// NaN is left out of a row's maximum; the sum has it.
 constexpr float larger_logit(float max, float logit) { return select(logit > max, logit, max); }
 
+/// What an expert of a sparse mixer adds to the sum of one that is chosen before it, or itself.
+constexpr float mixer_term(float logit, float chosen, float margin) {
+  const float size = select(logit < 0.0F, -logit, logit);
+  const float distance = (chosen - logit) / larger_logit(chosen, size);
+  return select(distance > margin, 0.0F, softmax_term(logit, chosen));
+}
+
 /// s of one expert.
 template <Score kScore>
 constexpr float score_of(float logit, const SoftmaxRow& row) {
@@ -63,20 +70,22 @@ constexpr float score_of(float logit, const SoftmaxRow& row) {
   return logit;
 }
 
-/// w of a chosen expert, before it is normalized; `row` is of all experts for kSoftmax and of the
-/// chosen ones for kSoftmaxOfChosen.
+/// Whether s of all experts is 1 in sum as it is.
+template <Score kScore>
+inline constexpr bool kSumsToOne =
+    kScore == Score::kSoftmax || kScore == Score::kSoftmaxOfChosen || kScore == Score::kSparseMixer;
+
+/// w of a chosen expert, before it is normalized; `row` is of all experts for kSoftmax, of the
+/// chosen ones for kSoftmaxOfChosen, and the expert's own for kSparseMixer.
 template <Score kScore>
 constexpr float first_weight(float logit, const SoftmaxRow& row) {
-  if constexpr (kScore == Score::kSoftmax || kScore == Score::kSoftmaxOfChosen) {
+  if constexpr (kSumsToOne<kScore>) {
     return softmax_term(logit, row.max) / row.sum;
   }
   if constexpr (kScore == Score::kSqrtSoftplus) return sqrt_softplus_fp32(logit);
   return sigmoid_fp32(logit);
 }
 
-/// Whether s of all experts is 1 in sum as it is.
-template <Score kScore>
-inline constexpr bool kSumsToOne = kScore == Score::kSoftmax || kScore == Score::kSoftmaxOfChosen;
 /// What P divides by, where s isn't, so that no scores of 0 give NaN.
 inline constexpr float kScoreEpsilon = 1e-20F;
 
@@ -108,6 +117,7 @@ constexpr void with_score(Score score, Visitor visit) {
     case Score::kSigmoid: return visit.template operator()<Score::kSigmoid>();
     case Score::kSigmoidOfChosen: return visit.template operator()<Score::kSigmoidOfChosen>();
     case Score::kSqrtSoftplus: return visit.template operator()<Score::kSqrtSoftplus>();
+    case Score::kSparseMixer: return visit.template operator()<Score::kSparseMixer>();
   }
 }
 

@@ -59,7 +59,7 @@ bool add_choices() {
     add_sums<DType::kF32, DType::kBf16, DType::kF16>() &&
     add_experts<DType::kF32, DType::kBf16, DType::kF16>() &&
     add_choices<Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid, Score::kSigmoidOfChosen,
-                Score::kSqrtSoftplus>() &&
+                Score::kSqrtSoftplus, Score::kSparseMixer>() &&
     add<&weigh_rows>("weigh_rows") && add<&merge_tile>("merge_tile");
 
 }  // namespace

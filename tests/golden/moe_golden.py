@@ -136,6 +136,9 @@ FAMILIES = {
     "granitemoeshared": lambda: tf.GraniteMoeSharedForCausalLM(tf.GraniteMoeSharedConfig(
         **GRANITE, num_hidden_layers=1, intermediate_size=INTER, num_local_experts=4, num_experts_per_tok=2,
         shared_intermediate_size=SHARED)),
+    "phimoe": lambda: tf.PhimoeForCausalLM(tf.PhimoeConfig(
+        **TEXT, num_hidden_layers=1, intermediate_size=INTER, num_local_experts=8, num_experts_per_tok=2,
+        router_jitter_noise=0.25)),
 }
 
 F32_TOO = {"mixtral", "gpt_oss"}  # bf16 alone for the others: their goldens are those of fp32 arithmetic anyway
@@ -225,8 +228,13 @@ def reinitialise(model, generator):
             fill(b, 0.15)
 
 
+def in_order(family, weights):
+    """Where a token's experts go: the heaviest first, but as chosen where each is weighed against what is left."""
+    return torch.arange(2).expand_as(weights) if family == "phimoe" else weights.argsort(dim=-1, descending=True)
+
+
 def forward(model, x):
-    """y.N of every layer, and ids.N and weights.N [T, k] of those that are mixtures, the heaviest first."""
+    """y.N of every layer, and ids.N and weights.N [T, k] of those that are mixtures, in_order."""
     out = {}
     for n, mlp in enumerate(mlps(model)):
         y = mlp(x[None])
@@ -241,7 +249,7 @@ def forward(model, x):
             weights, ids = first.topk(model.config.text_config.num_experts_per_tok, dim=-1)
         else:
             weights, ids = second, rest[0]
-        order = weights.argsort(dim=-1, descending=True)
+        order = in_order(model.config.model_type, weights)
         out[f"ids.{n}"] = ids.gather(-1, order).to(torch.int32).contiguous()
         out[f"weights.{n}"] = weights.gather(-1, order).to(torch.float32).contiguous()
     return out
@@ -275,9 +283,24 @@ def get(config, key, default=None):
     return next((text[name] for name in names if text.get(name) is not None), default)
 
 
+def mixed(logits, margin):
+    """The same of a sparse mixer: each of two against what is left and near it, whose edge has a gap, too."""
+    left, ids, weights, gaps = logits.copy(), [], [], []
+    for _ in range(2):
+        (best, *_), gap = largest(left, 1)
+        distance = (left[best] - left) / np.maximum(np.abs(logits), left[best])
+        gaps += [gap, np.abs(distance - margin).min()]
+        ids.append(best)
+        weights.append(softmax(np.where(distance > margin, -np.inf, left))[best])
+        left[best] = -np.inf
+    return np.array(ids), np.array(weights), min(gaps)
+
+
 def route(config, family, logits, correction):
     """(ids, weights, smallest gap) of one token."""
     k, gaps = get(config, "num_experts_per_tok", 1), []
+    if family == "phimoe":
+        return mixed(logits, 2 * config["router_jitter_noise"])
     if family in ("gpt_oss", "llama4") or family.startswith("granite"):
         ids, gap = largest(logits, k)
         return ids, (sigmoid if family == "llama4" else softmax)(logits[ids]), gap
@@ -320,7 +343,7 @@ def expert(family, w, p, e):
             both, down = both.T, down.T
         gate, up = np.split(both, 2)
     else:
-        names = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+        names = ("w1", "w3", "w2") if family in ("mixtral", "phimoe") else ("gate_proj", "up_proj", "down_proj")
         gate, up, down = (w[f"{p}experts.{e}.{name}.weight"] for name in names)
     return lambda v: down @ (silu(gate @ v) * (up @ v))
 
@@ -334,13 +357,13 @@ def prefix(family, config, n):
         blocks = config["num_layers"]
         return f"encoder.block.{n}.layer.1.mlp." if n < blocks else f"decoder.block.{n - blocks}.layer.2.mlp."
     before = {"qwen3_5_moe": "model.language_model.", "qwen3_vl_moe": "model.language_model.", "llama4": "language_model.model."}.get(family, "model.")
-    granite = dict.fromkeys(("granitemoe", "granitemoeshared"), "block_sparse_moe.")
-    block = {**granite, "mixtral": "block_sparse_moe.", "llama4": "feed_forward."}.get(family, "mlp.")
+    sparse = dict.fromkeys(("mixtral", "phimoe", "granitemoe", "granitemoeshared"), "block_sparse_moe.")
+    block = {**sparse, "llama4": "feed_forward."}.get(family, "mlp.")
     return f"{before}layers.{n}.{block}"
 
 
 def by_hand(family, config, w, n, x):
-    """(y, ids or None, weights, gap of each token) of layer n, a token's heaviest expert first."""
+    """(y, ids or None, weights, gap of each token) of layer n, a token's experts in_order."""
     p = prefix(family, config, n)
     names = ("router.classifier.weight", "router.layer.weight", "router.weight", "gate.weight")
     gate = next((w[p + name] for name in names if p + name in w), None)
@@ -355,7 +378,7 @@ def by_hand(family, config, w, n, x):
         for e, weight in zip(ids, weights):
             f = expert(family, w, p, e)
             y[t] += f(weight * v) if family == "llama4" else weight * f(v)
-        order = np.argsort(-weights, kind="stable")
+        order = np.argsort(-weights, kind="stable") if family != "phimoe" else [0, 1]
         all_ids.append(ids[order])
         all_weights.append(weights[order])
         gaps.append(gap)

@@ -89,6 +89,7 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
   const std::vector<Published> table = {
       {"mixtral-8x7b", 4096, 8, 2, 14336, 0, 32, 32, 1409318912, 32 * (8 * 3 + 1)},
       {"mixtral-8x22b", 6144, 8, 2, 16384, 0, 56, 56, 2415968256, 56 * (8 * 3 + 1)},
+      {"phi-3.5-moe", 4096, 16, 2, 6400, 0, 32, 32, 1258356736, 32 * (16 * 3 + 1)},
       {"qwen1.5-moe-a2.7b", 2048, 60, 4, 1408, 5632, 24, 24, 553773056, 24 * (60 * 3 + 5)},
       {"qwen2-57b-a14b", 3584, 64, 8, 2560, 20480, 28, 28, 1982041600, 28 * (64 * 3 + 5)},
       {"qwen3-30b-a3b", 2048, 128, 8, 768, 0, 48, 48, 604241920, 18480},
@@ -170,7 +171,7 @@ TEST_F(MoeConfigTest, FeedForwardLayersMakeUpMostOfThePublishedTotal) {
       {"deepseek-moe-16b", 16.4},     {"deepseek-v2-lite", 15.7}, {"deepseek-v2", 236},
       {"deepseek-v3", 671},           {"glm-4.5", 355},           {"glm-4.5-air", 106},
       {"gpt-oss-20b", 20.9},          {"gpt-oss-120b", 116.8},    {"llama-4-scout", 109},
-      {"switch-c-2048", 1571},        {"llama-4-maverick", 400}};
+      {"switch-c-2048", 1571},        {"llama-4-maverick", 400},  {"phi-3.5-moe", 41.9}};
   for (const auto& [name, billions] : published_billions) {
     const ModelConfig config = published(name);
     double parameters = 0;
@@ -200,6 +201,7 @@ TEST_F(MoeConfigTest, EveryFamilyHasItsRule) {
   constexpr auto kOut = WeightOn::kOutput;
   const std::vector<Rule> table = {
       {"mixtral-8x7b", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
+      {"phi-3.5-moe", Score::kSparseMixer, 1, 1, kBest, false, 1, kOut, false, false, false},
       {"qwen1.5-moe-a2.7b", Score::kSoftmax, 1, 1, kBest, false, 1, kOut, false, false, true},
       {"qwen3-30b-a3b", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, false},
       {"qwen3.5-35b-a3b", Score::kSoftmax, 1, 1, kBest, true, 1, kOut, false, false, true},
@@ -236,6 +238,26 @@ TEST_F(MoeConfigTest, EveryFamilyHasItsRule) {
     EXPECT_EQ(published(name).moe->route.epsilon, 1e-20F) << name;
   }
   EXPECT_EQ(published("qwen3-30b-a3b").moe->route.epsilon, 0.0F);
+}
+
+TEST_F(MoeConfigTest, ASparseMixerHasAMarginOfTwiceItsJitterAndTwoExperts) {
+  const auto route = [&](const Overrides& more) {
+    return published("phi-3.5-moe", more).moe->route;
+  };
+  EXPECT_EQ(route({}).margin, 0.02F);
+  EXPECT_EQ(route({{"router_jitter_noise", "0.25"}}).margin, 0.5F);
+  EXPECT_EQ(route({{"router_jitter_noise", "0"}}).margin, 0.0F);
+  Json absent = Json::parse(published("phi-3.5-moe").canonical_text);
+  absent.erase("router_jitter_noise");
+  absent.erase("num_experts_per_tok");
+  EXPECT_EQ(read(absent).moe->route.margin, 0.02F);
+  EXPECT_EQ(read(absent).moe->route.top_k, 2);
+  expect_error(ExitCode::kUsage,
+               "num_experts_per_tok is 3 (a sparse mixer, as of phimoe, chooses 2)", absent,
+               {{"num_experts_per_tok", "3"}});
+  expect_error(ExitCode::kUsage, "router_jitter_noise is 1.5 (not a number from 0 to 1)", absent,
+               {{"router_jitter_noise", "1.5"}});
+  EXPECT_EQ(published("mixtral-8x7b").moe->route.margin, 0.0F);
 }
 
 TEST_F(MoeConfigTest, GptOssClampsWhateverItsHiddenActSays) {

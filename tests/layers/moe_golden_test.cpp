@@ -28,35 +28,24 @@ using testing::OnDevice;
 
 std::vector<std::string> golden_models() {
   std::vector<std::string> paths;
-  for (const char* model : {"deepseek/bf16",
-                            "deepseek_v2/bf16",
-                            "deepseek_v2_lite/bf16",
-                            "deepseek_v3/bf16",
-                            "glm4_moe/bf16",
-                            "gpt_oss/bf16",
-                            "gpt_oss/f32",
-                            "granitemoe/bf16",
-                            "granitemoe_fused/bf16",
-                            "granitemoeshared/bf16",
-                            "llama4/bf16",
-                            "minimind/bf16",
-                            "minimind2/bf16",
-                            "mixtral/bf16",
-                            "mixtral/f32",
-                            "olmoe/bf16",
-                            "qwen2_moe/bf16",
-                            "qwen3_5_moe/bf16",
-                            "qwen3_moe/bf16",
-                            "qwen3_moe_fused/bf16",
-                            "qwen3_next/bf16",
-                            "qwen3_vl_moe/bf16",
-                            "switch_transformers/bf16"}) {
+  for (const char* model : {"deepseek/bf16",         "deepseek_v2/bf16",
+                            "deepseek_v2_lite/bf16", "deepseek_v3/bf16",
+                            "glm4_moe/bf16",         "gpt_oss/bf16",
+                            "gpt_oss/f32",           "granitemoe/bf16",
+                            "granitemoe_fused/bf16", "granitemoeshared/bf16",
+                            "llama4/bf16",           "minimind/bf16",
+                            "minimind2/bf16",        "mixtral/bf16",
+                            "mixtral/f32",           "olmoe/bf16",
+                            "phimoe/bf16",           "qwen2_moe/bf16",
+                            "qwen3_5_moe/bf16",      "qwen3_moe/bf16",
+                            "qwen3_moe_fused/bf16",  "qwen3_next/bf16",
+                            "qwen3_vl_moe/bf16",     "switch_transformers/bf16"}) {
     paths.push_back(std::string(GATEFOLD_SOURCE_DIR "/tests/golden/") + model);
   }
   return paths;
 }
 
-/// One layer's golden values, a token's heaviest expert first.
+/// One layer's golden values, a token's experts as in tests/golden/README.md.
 struct GoldenLayer {
   std::vector<float> y;           // [tokens, H]
   std::vector<std::int32_t> ids;  // [tokens, k]

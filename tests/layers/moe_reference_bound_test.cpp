@@ -92,7 +92,10 @@ const std::vector<Case>& cases() {
        WeightOn::kOutput,
        false,
        true,
-       0}};
+       0},
+      {"sparse mixer",
+       {.experts = 8, .top_k = 2, .score = Score::kSparseMixer, .margin = 0.5F},
+       {.kind = ActivationKind::kSilu}}};
   return all;
 }
 
@@ -201,9 +204,10 @@ TEST(MoeReference, CarriesTheErrorsOfLogitsIntoY) {
   Random random(26);
   const std::vector<float> ones(65, 1.0F);
   for (const Score score : {Score::kSoftmax, Score::kSigmoid, Score::kSoftmaxOfChosen,
-                            Score::kSigmoidOfChosen, Score::kSqrtSoftplus}) {
+                            Score::kSigmoidOfChosen, Score::kSqrtSoftplus, Score::kSparseMixer}) {
     for (const bool normalize : {false, true}) {
-      const RouteRule rule{.experts = 4, .top_k = 3, .score = score, .normalize = normalize};
+      const RouteRule rule{
+          .experts = 4, .top_k = 3, .score = score, .normalize = normalize, .margin = 0.5F};
       Mixture mixture = random_mixture(random, {"", rule}, 65, 32, DType::kF32);
       mixture.router.clear();
       for (const double target : {0.3, 0.9, 0.6, 0.1}) {

@@ -158,6 +158,19 @@ TEST(MoeReference, LeavesOutWhatIsDroppedAndWeighsTheOthersAsBefore) {
   EXPECT_THAT(routes.y, IsEmpty());
 }
 
+TEST(MoeReference, MixesEachOfTwoWithWhatIsLeftAndNear) {
+  // log(1, 2, 4, 8) and far below: of 8, 4 is near, 2 is too far. Of 4, what is left: 2, and 1 not.
+  const auto logit = [](double weight) { return static_cast<float>(std::log(weight)); };
+  const std::vector<float> logits = {logit(1), logit(2), logit(4), logit(8), -90};
+  Mixture mixture = narrow({.top_k = 2, .score = Score::kSparseMixer, .margin = 0.55F}, logits,
+                           {1000, 1000, 60, 3, 1000});
+  EXPECT_NEAR(only_y(mixture), 3 * (8 / 12.0) + 60 * (4 / 6.0), 1e-4);
+  mixture.rule.margin = 0.3F;
+  EXPECT_NEAR(only_y(mixture), 3 + 60, 1e-4);
+  mixture.rule.margin = 2;  // all but the one that 91 is between
+  EXPECT_NEAR(only_y(mixture), 3 * (8 / 15.0) + 60 * (4 / 7.0), 1e-4);
+}
+
 TEST(MoeReference, ScalesOnce) {
   const Mixture mixture =
       narrow({.top_k = 1, .normalize = true, .scaling = 2.5F}, {0, 1}, {100, 4});
@@ -297,6 +310,32 @@ TEST(MoeReference, AsksThatNoExpertBetweenTheTwoIsPassedOver) {
   const Mixture mixture = choosing({.top_k = 1, .score = Score::kSigmoid}, {2, 1.5F, 2 - kUlp});
   EXPECT_EQ(reference_of(mixture, DType::kF32, {1}, {2}).near_ties, 1);
   expect_wrong(mixture, {0}, {1});
+}
+
+TEST(MoeReference, TakesASparseMixersExpertsInTheirOrder) {
+  const RouteRule rule{.top_k = 2, .score = Score::kSparseMixer, .margin = 0.5F};
+  const Mixture apart = choosing(rule, {1, 2, 1.9F});
+  EXPECT_THAT(reference_of(apart, DType::kF32, {1}, {1, 2}).wrong_routes, IsEmpty());
+  expect_wrong(apart, {1, 2}, {2, 1});
+  const Mixture tied = choosing(rule, {1, 2 - kUlp, 2});
+  const MoeReferenceResult other = reference_of(tied, DType::kF32, {1}, {1, 2});
+  EXPECT_EQ(other.near_ties, 1);
+  EXPECT_NEAR(other.weights[0], 1 / (2 + std::exp(-1.0)), 1e-6);  // against all
+  EXPECT_NEAR(other.weights[1], 1 / (1 + std::exp(-1.0)), 1e-6);  // the first is gone
+}
+
+TEST(MoeReference, AllowsASparseMixerBothSidesOfItsMargin) {
+  const auto bound_at = [](float margin) {
+    const RouteRule rule{.top_k = 2, .score = Score::kSparseMixer, .margin = margin};
+    return reference_of(choosing(rule, {-9, 2, 1}), DType::kF32, {1}).weight_bounds[0];
+  };
+  const double apart = 1 - 1 / (1 + std::exp(-1.0));  // (2 - 1) / 2 is 0.5
+  for (const float margin : {0.5F, 0.5F + kUlp / 4, 0.5F - kUlp / 4}) {
+    EXPECT_GE(bound_at(margin), apart);
+    EXPECT_LE(bound_at(margin), apart + 1e-5);
+  }
+  EXPECT_LE(bound_at(0.4999F), 1e-5);
+  EXPECT_LE(bound_at(0.5001F), 1e-5);
 }
 
 TEST(MoeReference, SeesATieOfCorrectedScores) {

@@ -233,6 +233,27 @@ class Naive {
     return scores;
   }
 
+  /// A sparse mixer's, by leaving out what is too far or gone.
+  std::vector<Real> mixed(const std::vector<Real>& logits,
+                          const std::vector<std::int32_t>& ids) const {
+    std::vector<Real> w;
+    std::vector<Real> left = logits;
+    for (const std::int32_t id : ids) {
+      const auto chosen = static_cast<std::size_t>(id);
+      const Real best = logits[chosen];
+      std::vector<Real> near = left;
+      for (std::size_t e = 0; e < near.size(); ++e) {
+        const Real size = std::max(std::abs(logits[e]), best);
+        if ((best - logits[e]) / size > static_cast<Real>(mixture_.rule.margin)) {
+          near[e] = -HUGE_VAL;
+        }
+      }
+      w.push_back(softmax(near)[chosen]);
+      left[chosen] = -HUGE_VAL;
+    }
+    return w;
+  }
+
   void weigh(std::vector<Real>& w) const {
     const RouteRule& rule = mixture_.rule;
     if (rule.score == Score::kSoftmaxOfChosen) w = softmax(w);
@@ -266,6 +287,7 @@ class Naive {
       const auto e = static_cast<std::size_t>(id);
       w.push_back(fault_ == Fault::kCorrectionInWeights ? choice[e] : scores[e]);
     }
+    if (mixture_.rule.score == Score::kSparseMixer) w = mixed(logits, ids);
     weigh(w);
     output.ids.insert(output.ids.end(), ids.begin(), ids.end());
     output.weights.insert(output.weights.end(), w.begin(), w.end());

@@ -97,6 +97,25 @@ inline void plain_group_limit(const RouteRule& rule, std::vector<float>& choice)
   }
 }
 
+/// Weights of a sparse mixer's experts, each by what is left once those before it are gone.
+inline std::vector<float> plain_mixer(const RouteRule& rule, const std::vector<float>& logits,
+                                      const std::vector<std::int32_t>& ids) {
+  std::vector<float> weights;
+  std::vector<bool> gone(logits.size());
+  for (const std::int32_t id : ids) {
+    const float chosen = logits[as_size(id)];
+    std::vector<float> terms;
+    for (std::size_t e = 0; e < logits.size(); ++e) {
+      const float size = std::abs(logits[e]);
+      const bool far = (chosen - logits[e]) / (size > chosen ? size : chosen) > rule.margin;
+      terms.push_back(gone[e] || far ? 0.0F : exp_fp32(logits[e] - chosen));
+    }
+    weights.push_back(exp_fp32(chosen - chosen) / plain_lane_sum(terms));
+    gone[as_size(id)] = true;
+  }
+  return weights;
+}
+
 inline PlainChoice plain_choice(const RouteRule& rule, const std::vector<float>& logits,
                                 const std::vector<float>& correction) {
   std::vector<float> scores = logits;
@@ -123,6 +142,7 @@ inline PlainChoice plain_choice(const RouteRule& rule, const std::vector<float>&
   if (rule.score == Score::kSigmoidOfChosen) {
     for (std::size_t i = 0; i < chosen.size(); ++i) result.weights[i] = sigmoid_fp32(chosen[i]);
   }
+  if (rule.score == Score::kSparseMixer) result.weights = plain_mixer(rule, logits, result.ids);
   float sum = result.weights[0];
   for (std::size_t i = 1; i < chosen.size(); ++i) sum = sum + result.weights[i];
   for (float& weight : result.weights) {
@@ -163,14 +183,14 @@ inline PlainScores plain_scores(Score score, const std::vector<float>& logits) {
 /// Rules of well-known models and odd ones.
 inline std::vector<RouteRule> testing_rules() {
   std::vector<RouteRule> rules;
-  const Score scores[] = {Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid,
-                          Score::kSigmoidOfChosen, Score::kSqrtSoftplus};
+  const Score scores[] = {Score::kSoftmax,         Score::kSoftmaxOfChosen, Score::kSigmoid,
+                          Score::kSigmoidOfChosen, Score::kSqrtSoftplus,    Score::kSparseMixer};
   for (const Score score : scores) {
     for (const std::int64_t experts : {std::int64_t{1}, std::int64_t{4}, std::int64_t{5},
                                        std::int64_t{60}, std::int64_t{64}, kMaxExperts}) {
       for (const std::int64_t k : {std::int64_t{1}, std::int64_t{2}, std::int64_t{8}, experts}) {
         if (k > experts || k > kMaxTopK) continue;
-        rules.push_back({.experts = experts, .top_k = k, .score = score});
+        rules.push_back({.experts = experts, .top_k = k, .score = score, .margin = 0.5F});
       }
     }
     for (const GroupScore judge : {GroupScore::kBest, GroupScore::kTwoBest}) {

@@ -130,7 +130,7 @@ TEST(RouterKernels, ScoresAreOneInSumAndLogSumsAreOfTheLogits) {
   double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
   for (const Score score : {Score::kSoftmax, Score::kSoftmaxOfChosen, Score::kSigmoid,
-                            Score::kSigmoidOfChosen, Score::kSqrtSoftplus}) {
+                            Score::kSigmoidOfChosen, Score::kSqrtSoftplus, Score::kSparseMixer}) {
     std::vector<float> scores(as_size(kExperts));
     float log_sum = 0;
     score_token(score, kExperts, logits.data(), scores.data(), &log_sum);
