@@ -109,7 +109,7 @@ TEST_F(OddMoe, NumbersOfExpertsThatCantBeAreRefusedByName) {
         Case{"n_routed_experts=0", "n_routed_experts is 0 (must be positive)"},
         Case{"n_group=3", "n_group 3 does not divide n_routed_experts 4"},
         Case{"topk_group=2", "topk_group 2 is more than n_group 1"},
-        Case{"scoring_func=sqrtsoftplus", "unknown scoring_func \"sqrtsoftplus\" (known: softmax"},
+        Case{"scoring_func=softplus", "unknown scoring_func \"softplus\" (known: softmax"},
         Case{"topk_method=random", "unknown topk_method \"random\" (known: greedy"},
         Case{"routed_scaling_factor=0", "routed_scaling_factor is 0 (not a positive number)"}}) {
     expect_one_complaint(alone("verify" + config() + " --set " + one.set), 64, one.says);
