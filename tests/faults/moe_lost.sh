@@ -53,14 +53,15 @@ planted="gatefold: rank 1: |a planted exception"
 together "an exception while experts are loaded"  3 70 "$planted" GATEFOLD_FAULT=throw@loading "${work[@]}"
 together "the same, rank 0 and 1 share a tp group" 4 70 "$planted" GATEFOLD_FAULT=throw@loading "${work[@]}" --tp 2 --ep 4
 together "the same, they share experts, too"      4 70 "$planted" GATEFOLD_FAULT=throw@loading "${work[@]}" --tp 4 --ep 2
-# What rank 1 says of a step, 8 bytes a number: whether it has failed, its rows, three sizes of memory, of each of 3
-# groups rows, rows of its experts, roots and sums, and rows to another host.
+# What rank 1 says of a step, 8 bytes a number: whether it has failed, its rows, three sizes of memory, what a
+# capacity has dropped, of each of 3 groups rows, rows of its experts, roots and sums, and rows to another host.
 counts="the count matrix of a dispatch"
-for at in 0 8 40 136; do
-together "rank 1's counts are altered at byte $at"  3 70 "$counts" GATEFOLD_ALTER=poke:MPI_Isend:1 "GATEFOLD_POKE=144:$at:7" "${work[@]}" "${by_messages[@]}"
+for at in 0 8 40 48 144; do
+together "rank 1's counts are altered at byte $at"  3 70 "$counts" GATEFOLD_ALTER=poke:MPI_Isend:1 "GATEFOLD_POKE=152:$at:7" "${work[@]}" "${by_messages[@]}"
 done
-together "the second peer gets other counts"      3 70 "$counts"  GATEFOLD_ALTER=poke:MPI_Isend:2 GATEFOLD_POKE=144:72:1000000000 "${work[@]}" "${by_messages[@]}"
-together "a negative count"                       2 70 "$counts"  GATEFOLD_ALTER=poke:MPI_Isend:1 GATEFOLD_POKE=112:40:-1 "${work[@]}" "${by_messages[@]}"
+together "the second peer gets other counts"      3 70 "$counts"  GATEFOLD_ALTER=poke:MPI_Isend:2 GATEFOLD_POKE=152:80:1000000000 "${work[@]}" "${by_messages[@]}"
+together "a negative count"                       2 70 "$counts"  GATEFOLD_ALTER=poke:MPI_Isend:1 GATEFOLD_POKE=120:48:-1 "${work[@]}" "${by_messages[@]}"
+together "less than nothing dropped"            2 70 "$counts"  GATEFOLD_ALTER=poke:MPI_Isend:1 GATEFOLD_POKE=120:40:-1 "${work[@]}" "${by_messages[@]}"
 # 20 rows of 4 ids and 4 weights: ids ascend.
 ids="a token from rank 1 came with expert ids out of order or range"
 for dispatcher in alltoall allgather; do
@@ -71,5 +72,5 @@ done
 agreed "a weight of a row is altered"             3 1  "other bits than one device in|FAILED" GATEFOLD_ALTER=poke:MPI_Isend:1 GATEFOLD_POKE=640:16:1065353216 "${work[@]}" "${by_messages[@]}"
 agreed "nothing is altered"                       3 0  "$right"   GATEFOLD_ALTER=poke:MPI_Isend:1 GATEFOLD_POKE=641:4:0 "${work[@]}" "${by_messages[@]}"
 
-refuses agreed "counts that are as they were"     3 70 "$counts"  GATEFOLD_ALTER=poke:MPI_Isend:1 GATEFOLD_POKE=145:0:7 "${work[@]}" "${by_messages[@]}"
+refuses agreed "counts that are as they were"     3 70 "$counts"  GATEFOLD_ALTER=poke:MPI_Isend:1 GATEFOLD_POKE=153:0:7 "${work[@]}" "${by_messages[@]}"
 finish
