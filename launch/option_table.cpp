@@ -323,12 +323,28 @@ std::vector<OptionRow> model_rows() {
                &Options::token_split, kMaxTokens, "even"));
   rows.push_back(swept_choice_row<DType>(
       row("--dtype", "TYPE",
-          "f32, bf16 or f16; default: the model's (convert: as stored); bench takes several"),
+          "f32, bf16 or f16; default: the model's (convert: as stored); bench takes several; "
+          "make-model also f8_e4m3, mxfp4: its weights, with scales of blocks"),
       &Sweep::dtypes, {{"f32", DType::kF32}, {"bf16", DType::kBf16}, {"f16", DType::kF16}},
       [](Options& o, DType first) { o.dtype = first; },
       [](const Options& o) {
+        if (o.quantised) return std::string(name_of(*o.quantised));
         return std::string(o.dtype ? name_of(*o.dtype) : std::string_view("model"));
       }));
+  rows.back().set = [set = rows.back().set](Options& o, std::string_view name,
+                                            std::string_view value) {
+    constexpr BlockFormat kFormats[] = {BlockFormat::kF8E4M3, BlockFormat::kMxfp4};
+    const auto named = [&](BlockFormat format) { return name_of(format) == value; };
+    const auto* const format = std::ranges::find_if(kFormats, named);
+    if (format == std::end(kFormats)) return set(o, name, value);
+    if (o.command != Command::kMakeModel) {
+      refuse_value(
+          fmt::format("{} is how files hold weights (layers compute in f32, bf16 or f16, and only "
+                      "make-model writes it); choose one of these",
+                      shown_value(name, value)));
+    }
+    o.quantised = *format;
+  };
   rows.push_back(row("--ablate", "LIST",
                      "hidden channels to set to 0 before down, such as 275,300; also writes delta, "
                      "the whole y less this one",

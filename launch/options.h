@@ -13,6 +13,7 @@
 #include "layers/weights.h"
 #include "parallel/device_communicator.h"
 #include "parallel/token_exchange.h"
+#include "runtime/block_format.h"
 #include "runtime/dtype.h"
 
 namespace gatefold {
@@ -58,6 +59,7 @@ struct Options {
   std::int64_t sequence_length = 0;       // 0: not given
   std::vector<std::int64_t> token_split;  // empty: even
   std::optional<DType> dtype;             // not given: the model's; convert: as stored
+  std::optional<BlockFormat> quantised;   // make-model: what --dtype says of its weights
   std::vector<std::int64_t> ablate;       // run
 
   // How many rows an expert takes; neither: all.

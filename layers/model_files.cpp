@@ -36,14 +36,6 @@ void check_method(const ModelConfig& config) {
                           config.path, kQuantizationKey, found, kQuantizationKey));
 }
 
-/// Whether the family's experts lie as MXFP4's weights are read: a square matrix wouldn't tell.
-bool stacks_transposed(const ModelConfig& config) {
-  const ModelFamily& family = family_of(config);
-  return family.moe && std::ranges::any_of(family.moe->names, [](const ExpertNames& names) {
-           return names.layout == ExpertLayout::kStackedAlternating;
-         });
-}
-
 void check_formats(const ModelConfig& config, const DequantisedSource& source) {
   for (const Method& method : kMethods) {
     if (source.count(method.format) == 0) continue;
@@ -54,7 +46,7 @@ void check_formats(const ModelConfig& config, const DequantisedSource& source) {
                               config.path, kQuantizationKey, shown(config.quantization->method),
                               method.name, source.description()));
     }
-    if (method.format == BlockFormat::kMxfp4 && !stacks_transposed(config)) {
+    if (!may_have(config, method.format)) {
       throw Error(ExitCode::kData,
                   fmt::format("{}: a {} model with weights in MXFP4 (only gpt_oss has them: how "
                               "others' lie isn't said): {}; convert the model to bf16",
@@ -64,6 +56,19 @@ void check_formats(const ModelConfig& config, const DequantisedSource& source) {
 }
 
 }  // namespace
+
+std::string_view quant_method(BlockFormat format) {
+  return std::ranges::find(kMethods, format, &Method::format)->name;
+}
+
+bool may_have(const ModelConfig& config, BlockFormat format) {
+  if (format != BlockFormat::kMxfp4) return true;
+  // Whose experts lie as MXFP4's weights are read: a square matrix wouldn't tell.
+  const ModelFamily& family = family_of(config);
+  return family.moe && std::ranges::any_of(family.moe->names, [](const ExpertNames& names) {
+           return names.layout == ExpertLayout::kStackedAlternating;
+         });
+}
 
 ModelFiles open_model_files(const std::string& directory, const ModelConfig& config) {
   check_method(config);

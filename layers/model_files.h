@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "layers/model_config.h"
+#include "runtime/block_format.h"
 #include "runtime/tensor_source.h"
 
 namespace gatefold {
@@ -17,6 +19,12 @@ struct ModelFiles {
   std::uint64_t header_hash = 0;             // Checkpoint's
   const DequantisedSource* plain = nullptr;  // the source: which of its weights are quantised
 };
+
+/// What quantization_config calls it: "fp8", "mxfp4".
+std::string_view quant_method(BlockFormat format);
+
+/// Whether a model of this family can have weights in `format`.
+bool may_have(const ModelConfig& config, BlockFormat format);
 
 /// Opens the safetensors files in `directory`, whose config.json `config` is; quantised weights are
 /// read as plain ones. Throws as Checkpoint does, and Error 65 where the config names a

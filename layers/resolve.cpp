@@ -38,6 +38,7 @@ std::string missing_advice(const ModelConfig& config, TensorRole role) {
       if (family.moe->method_key.empty()) break;
       return fmt::format("correct {} in the config, or the weights", family.moe->method_key);
     case TensorRole::kWeight:
+    case TensorRole::kSharedGate:
     case TensorRole::kRouter: break;
   }
   return check_model_type(config);

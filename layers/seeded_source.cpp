@@ -112,7 +112,8 @@ SeededSource::Entry SeededSource::entry_of(const StoredTensor& tensor) const {
   Entry entry{.info = {.dtype = config_.dtype, .shape = tensor.shape}};
   const double root = std::sqrt(static_cast<double>(tensor.fan_in));
   switch (tensor.role) {
-    case TensorRole::kWeight: entry.scale = unit_scale(1.0 / root); break;
+    case TensorRole::kWeight:
+    case TensorRole::kSharedGate: entry.scale = unit_scale(1.0 / root); break;
     case TensorRole::kRouter: entry.scale = unit_scale(4.0 / root); break;
     case TensorRole::kBias:
     case TensorRole::kRouterBias: entry.scale = unit_scale(0.5); break;

@@ -49,7 +49,7 @@ std::vector<StoredTensor> stored_tensors(const MoeSpec& spec) {
   list.add(spec.correction_bias, TensorRole::kCorrectionBias);
   for (const FfnSpec& expert : spec.experts) list.add(expert);
   for (const FfnSpec& expert : spec.shared) list.add(expert);
-  if (spec.shared_gate) list.add(*spec.shared_gate, TensorRole::kWeight, spec.hidden_size);
+  if (spec.shared_gate) list.add(*spec.shared_gate, TensorRole::kSharedGate, spec.hidden_size);
   return list.take();
 }
 

@@ -9,7 +9,15 @@
 
 namespace gatefold {
 
-enum class TensorRole { kWeight, kBias, kSwishBeta, kRouter, kRouterBias, kCorrectionBias };
+enum class TensorRole {
+  kWeight,
+  kBias,
+  kSwishBeta,
+  kRouter,
+  kRouterBias,
+  kCorrectionBias,
+  kSharedGate,  // which scales a shared expert, token by token
+};
 
 /// One tensor of a layer as a file holds it.
 struct StoredTensor {

@@ -15,12 +15,6 @@
 namespace gatefold {
 namespace {
 
-constexpr std::string_view kF8Type = "F8_E4M3";
-constexpr std::string_view kF8Scales = "_scale_inv";
-constexpr std::string_view kMxType = "U8";
-constexpr std::string_view kMxBlocks = "_blocks";
-constexpr std::string_view kMxScales = "_scales";
-
 /// Codes in memory at a time: what the second level of any cache holds beside their values.
 constexpr std::int64_t kStagedBytes = std::int64_t{1} << 18;
 /// Rows that are transposed at a time: a cache line of bf16 on the other side.

@@ -8,26 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "runtime/block_format.h"
 #include "runtime/checkpoint.h"
 #include "runtime/tensor_source.h"
 
 namespace gatefold {
-
-/// How files hold weights of which a block shares a scale.
-enum class BlockFormat {
-  /// X as F8_E4M3 [..., out, in] and X_scale_inv [..., ceil(out / rows), ceil(in / columns)], a
-  /// factor in spite of its name (DeepSeek-V3): f32 of the same shape.
-  kF8E4M3,
-  /// X_blocks as U8 [..., out, in / 32, 16] and X_scales as U8 [..., out, in / 32] (GPT-OSS): bf16
-  /// [..., in, out], transposed as its family has plain weights.
-  kMxfp4,
-};
-
-/// Rows and columns of F8_E4M3 weights that share a scale.
-struct BlockSize {
-  std::int64_t rows = 128;
-  std::int64_t columns = 128;
-};
 
 /// A checkpoint whose quantised weights are read as plain ones, under their plain names: code times
 /// scale, each product rounded once. Just the rectangle's codes and scales are read, a few hundred

@@ -85,6 +85,7 @@ TEST(Options, ABadValueOfAnyOptionIsRefusedWithTheReason) {
       {{"--timeout", "1e999"}, "out of range"},
       {{"--timeout", "5s"}, "'s' is left over"},
       {{"--dtype", "fp8"}, "valid: f32, bf16, f16"},
+      {{"--dtype", "f8_e4m3"}, "--dtype 'f8_e4m3' is how files hold weights"},
       {{"--dtype", "BF16"}, "valid: f32, bf16, f16"},
       {{"--device", "gpu"}, "valid: auto, cpu, cuda"},
       {{"--comm", "tcp"}, "valid: auto, mpi, nccl"},

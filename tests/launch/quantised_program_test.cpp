@@ -247,6 +247,115 @@ TEST_F(Quantised, ConvertedMxfp4IsTheSameModelInBf16) {
               content_of(path("plain_made/model.safetensors")));
 }
 
+/// What make-model makes of a config from configs/, made small by `sizes`.
+class MadeQuantised : public Quantised {
+ protected:
+  Outcome make(const std::string& config, const std::string& sizes, const std::string& dtype,
+               const std::string& output = "made") const {
+    std::string text = fmt::format("make-model --config {}/configs/{}.json --output {} --dtype {}",
+                                   kSource, config, path(output), dtype);
+    std::istringstream words(sizes);
+    for (std::string word; words >> word;) text += " --set " + word;
+    return alone(text + " --layers 0-1 --shards 3");
+  }
+  SafetensorsEntry entry(const std::string& name) const {
+    const Json index = Json::parse(content_of(path("made/model.safetensors.index.json")));
+    const SafetensorsFile file(path("made/" + index["weight_map"][name].get<std::string>()));
+    return file.header().tensors.at(name);
+  }
+  void expect_stored(const std::string& name, const std::string& dtype,
+                     const std::vector<std::int64_t>& shape) const {
+    EXPECT_EQ(entry(name).dtype, dtype) << name;
+    EXPECT_EQ(entry(name).shape, shape) << name;
+  }
+  Json quantization() const {
+    return Json::parse(content_of(path("made/config.json")))["quantization_config"];
+  }
+  /// Every product is exact in bf16, so that what is converted to that is the same model, of
+  /// another y than what it was quantised from.
+  void expect_verified() const {
+    const std::vector<std::string> alone_found = fingerprints(1, "made", "--layers 0-1");
+    EXPECT_EQ(alone_found.size(), 2U);
+    for (const int ranks : {2, 3}) {
+      EXPECT_EQ(fingerprints(ranks, "made", "--layers 0-1"), alone_found);
+    }
+    const Outcome converted = on_ranks(2, fmt::format("convert --dtype bf16 --model {} --output {}",
+                                                      path("made"), path("in_bf16")));
+    EXPECT_EQ(converted.code, 0) << converted.error;
+    EXPECT_EQ(fingerprints(1, "in_bf16", "--layers 0-1"), alone_found);
+    EXPECT_NE(fingerprints(1, "unrounded", "--layers 0-1"), alone_found);
+  }
+};
+
+TEST_F(MadeQuantised, AnFp8ModelLiesAsPublishedOnesDoAndVerifiesOnAllRanks) {
+  const std::string sizes =
+      "hidden_size=200 num_hidden_layers=2 n_routed_experts=8 n_group=2 topk_group=1 "
+      "num_experts_per_tok=3 moe_intermediate_size=144 intermediate_size=301 "
+      "first_k_dense_replace=1";
+  for (const auto& [dtype, output] : {std::pair("f8_e4m3", "made"), {"bf16", "unrounded"}}) {
+    const Outcome made = make("deepseek-v3", sizes, dtype, output);
+    ASSERT_EQ(made.code, 0) << made.error;
+  }
+  const std::string moe = "model.layers.1.mlp.";
+  expect_stored(moe + "experts.7.down_proj.weight", "F8_E4M3", {200, 144});
+  expect_stored(moe + "experts.7.down_proj.weight_scale_inv", "F32", {2, 2});
+  expect_stored(moe + "shared_experts.up_proj.weight", "F8_E4M3", {144, 200});
+  expect_stored("model.layers.0.mlp.gate_proj.weight_scale_inv", "F32", {3, 2});
+  expect_stored(moe + "gate.weight", "BF16", {8, 200});
+  expect_stored(moe + "gate.e_score_correction_bias", "F32", {8});
+  EXPECT_EQ(quantization(), Json::parse(R"({"activation_scheme": "dynamic", "fmt": "e4m3",
+                                            "quant_method": "fp8",
+                                            "weight_block_size": [128, 128]})"));
+  EXPECT_THAT(alone("inspect --layers 0-1 --model " + path("made")).out,
+              HasSubstr("30 weights as F8_E4M3 in blocks of 128 x 128"));
+  expect_verified();
+}
+
+TEST_F(MadeQuantised, AnMxfp4ModelLiesAsPublishedOnesDoAndVerifiesOnAllRanks) {
+  const std::string sizes =
+      "hidden_size=96 intermediate_size=160 num_local_experts=6 num_hidden_layers=2";
+  for (const auto& [dtype, output] : {std::pair("mxfp4", "made"), {"bf16", "unrounded"}}) {
+    const Outcome made = make("gpt-oss-20b", sizes, dtype, output);
+    ASSERT_EQ(made.code, 0) << made.error;
+  }
+  const std::string mlp = "model.layers.1.mlp.";
+  expect_stored(mlp + "experts.gate_up_proj_blocks", "U8", {6, 320, 3, 16});
+  expect_stored(mlp + "experts.gate_up_proj_scales", "U8", {6, 320, 3});
+  expect_stored(mlp + "experts.down_proj_blocks", "U8", {6, 96, 5, 16});
+  expect_stored(mlp + "experts.gate_up_proj_bias", "BF16", {6, 320});
+  expect_stored(mlp + "router.weight", "BF16", {6, 96});
+  EXPECT_EQ(quantization(), Json::parse(R"({"quant_method": "mxfp4"})"));
+  EXPECT_THAT(alone("inspect --layers 0-1 --model " + path("made")).out,
+              HasSubstr("4 weights as MXFP4"));
+  expect_verified();
+}
+
+TEST_F(MadeQuantised, GatesOfSharedExpertsStayPlainAndBlocksHaveTheSizeThatTheConfigSays) {
+  const Outcome made = alone(
+      "make-model --config " + kSource + "/configs/qwen1.5-moe-a2.7b.json --layers 0 --set " +
+      "hidden_size=96 --set num_experts=4 --set moe_intermediate_size=40 --set " +
+      "shared_expert_intermediate_size=72 --dtype f8_e4m3 --set " +
+      R"('quantization_config={"quant_method":"fp8","weight_block_size":[64,32]}' --output )" +
+      path("made"));
+  ASSERT_EQ(made.code, 0) << made.error;
+  const SafetensorsFile file(path("made/model.safetensors"));
+  const std::string mlp = "model.layers.0.mlp.";
+  const auto& tensors = file.header().tensors;
+  EXPECT_EQ(tensors.at(mlp + "shared_expert_gate.weight").dtype, "BF16");
+  EXPECT_EQ(tensors.at(mlp + "shared_expert.up_proj.weight").dtype, "F8_E4M3");
+  EXPECT_EQ(tensors.at(mlp + "shared_expert.up_proj.weight_scale_inv").shape,
+            (std::vector<std::int64_t>{2, 3}));
+  EXPECT_EQ(fingerprints(2, "made", "--layers 0").size(), 1U);
+}
+
+TEST_F(MadeQuantised, ATypeThatTheModelOrTheCommandDoesntHaveIsRefused) {
+  expect_one_complaint(make("deepseek-v3", "", "mxfp4"), 64,
+                       "--dtype mxfp4 of a deepseek_v3 model (only gpt_oss has such weights");
+  expect_one_complaint(make("gpt-oss-20b", "hidden_size=48", "mxfp4"), 64,
+                       "(32 inputs share a scale, and 48 are no multiple)");
+  EXPECT_FALSE(fs::exists(path("made")));
+}
+
 TEST_F(Quantised, FilesThatDontFitEachOtherOrTheConfigEndAllRanksWithOneMessage) {
   write_f8_model({{"quant_method", "fp8"}, {"weight_block_size", {64, 128}}});
   const std::string verify = "verify --model " + path("quantised");

@@ -10,6 +10,7 @@ gatefold_test(safetensors SOURCES runtime/safetensors_test.cpp runtime/file_test
 gatefold_test(safetensors_writer SOURCES runtime/safetensors_writer_test.cpp runtime/file_testing.cpp)
 gatefold_test(checkpoint SOURCES runtime/checkpoint_test.cpp runtime/file_testing.cpp)
 gatefold_test(tensor_source SOURCES runtime/tensor_source_test.cpp)
+gatefold_test(block_quantiser SOURCES runtime/block_quantiser_test.cpp runtime/file_testing.cpp)
 gatefold_test(dequantised_source SOURCES runtime/dequantised_source_test.cpp runtime/file_testing.cpp)
 gatefold_test(cpu_device SOURCES runtime/cpu_device_test.cpp LABELS exact)
 gatefold_test(cpu_rows SOURCES runtime/cpu_rows_test.cpp LABELS exact)
