@@ -6,7 +6,7 @@ program_packages=(g++ cmake ninja-build openmpi-bin libopenmpi-dev libdnnl-dev l
   nlohmann-json3-dev libfmt-dev)
 test_packages=(libgtest-dev libgmock-dev binutils strace)
 # Without one of these a test or a stage says that it is skipped.
-optional_test_packages=(clang libclang-rt-14-dev libomp-14-dev clang-format-14 shellcheck
+optional_test_packages=(ccache clang libclang-rt-14-dev libomp-14-dev clang-format-14 shellcheck
   python3-matplotlib procps iproute2 slurm-wlm slurmd slurmctld slurm-client munge)
 
 stop() { # CODE MESSAGE…: the exit codes are those of runtime/error.h

@@ -111,19 +111,14 @@ endfunction()
 # `name[.npN].asan` on their sanitized build, `name[.npN].gpu` on a GPU, or skips with the reason.
 function(gatefold_gpu_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;KERNELS;NP;LINK;LABELS;ENVIRONMENT" ${ARGN})
-  if(arg_NP)
-    list(APPEND arg_SOURCES mpi_main.cpp)
-  endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_definitions(${name} PRIVATE
-    GATEFOLD_SOURCE_DIR="${PROJECT_SOURCE_DIR}" GATEFOLD_PROGRAM="$<TARGET_FILE:gatefold>")
   target_link_libraries(${name} PRIVATE ${arg_LINK} CUDA::cudart GTest::gmock
     gatefold_options
-    $<IF:$<BOOL:${arg_NP}>,MPI::MPI_CXX,GTest::gmock_main>)
+    $<IF:$<BOOL:${arg_NP}>,gatefold_mpi_main,GTest::gmock_main>)
   set(counts ${arg_NP})
   if(NOT counts)
     set(counts alone)

@@ -16,7 +16,6 @@ target_link_libraries(gatefold_of_another_version PRIVATE
 add_library(pmpi_alter SHARED faults/pmpi_alter.cpp)
 target_link_libraries(pmpi_alter PRIVATE MPI::MPI_CXX ${CMAKE_DL_LIBS} gatefold_options)
 
-list(JOIN GATEFOLD_MPIRUN " " mpirun_line)
 function(gatefold_fault_test name timeout)
   add_test(NAME faults.${name} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/faults/${name}.sh)
   set_tests_properties(faults.${name} PROPERTIES LABELS "faults" TIMEOUT ${timeout} PROCESSORS 4

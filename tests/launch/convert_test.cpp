@@ -397,7 +397,7 @@ TEST_F(Convert, AnEmptyDirectoryIsTakenAndADryRunWritesNothing) {
 TEST_F(Convert, ADiskThatIsFullForOneRankEndsAllAndLeavesNothing) {
   make("--config " + kSource + "/configs/smollm2-135m.json --layers 0-1", "a");
   const std::string limited = "bash -c 'ulimit -f 8000; exec " + kProgram + R"( "$@"' bash )";
-  const std::string mpirun = std::string(GATEFOLD_MPIRUN) + " -n 1 ";
+  const std::string mpirun = std::string(kMpirun) + " -n 1 ";
   const std::string arguments = " convert --model " + path("a") + " --output " + path("b");
   expect_one_complaint(shell(limited + arguments), 74, "File too large");
   expect_nothing("b");

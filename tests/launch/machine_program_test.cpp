@@ -147,8 +147,8 @@ TEST_F(Program, ABenchSaysWhereThreadsAreMoreThanCores) {
   const auto on_one_core = [&](int ranks, const std::string& threads) {
     const Outcome outcome =
         shell("core=$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')\ntaskset -c $core " +
-              std::string(GATEFOLD_MPIRUN) + " -n " + std::to_string(ranks) + " " + kProgram +
-              bench + " --threads " + threads);
+              std::string(kMpirun) + " -n " + std::to_string(ranks) + " " + kProgram + bench +
+              " --threads " + threads);
     EXPECT_EQ(outcome.code, 0) << outcome.error;
     return outcome.out;
   };

@@ -67,7 +67,7 @@ TEST_F(OddInput, MoreThreadsThanOpenMPCanStartAreRefused) {
   const std::string command = kProgram + " verify --quiet --model " + kFixture;
   const std::string many = "export OMP_NUM_THREADS=99999; ";
   expect_one_complaint(shell(many + command), 64, "99999 threads for one process");
-  expect_one_complaint(shell(many + GATEFOLD_MPIRUN + " -n 2 " + command), 64, "99999 threads");
+  expect_one_complaint(shell(many + kMpirun + " -n 2 " + command), 64, "99999 threads");
   EXPECT_EQ(shell(many + command + " --threads 1").code, 0);
   const std::string small_stack = "ulimit -s 256; ";
   expect_one_complaint(shell(small_stack + command + " --threads 4000"), 64,

@@ -14,12 +14,13 @@
 #include <vector>
 
 #include "runtime/safetensors.h"
+#include "tests/build_paths.h"
 #include "tests/testing_device.h"
 
 namespace gatefold {
 
-inline const std::string kSource = GATEFOLD_SOURCE_DIR;
-inline const std::string kProgram = GATEFOLD_PROGRAM;
+inline const std::string kSource = kSourceFolder;
+inline const std::string kProgram = kProgramFile;
 inline const std::string kFixture = kSource + "/tests/fixtures/smollm2-135m-instruct";
 
 inline std::string content_of(const std::string& path) {
@@ -77,12 +78,12 @@ class Program : public ::testing::Test {
     return shell(kProgram + " " + arguments + device_of(arguments));
   }
   Outcome on_ranks(int ranks, const std::string& arguments) const {
-    return shell(std::string(GATEFOLD_MPIRUN) + " -n " + std::to_string(ranks) + " " + kProgram +
-                 " " + arguments + device_of(arguments));
+    return shell(std::string(kMpirun) + " -n " + std::to_string(ranks) + " " + kProgram + " " +
+                 arguments + device_of(arguments));
   }
   Outcome on_two(const std::string& rank_0, const std::string& rank_1) const {
-    return shell(std::string(GATEFOLD_MPIRUN) + " -n 1 " + kProgram + " " + rank_0 + " : -n 1 " +
-                 kProgram + " " + rank_1);
+    return shell(std::string(kMpirun) + " -n 1 " + kProgram + " " + rank_0 + " : -n 1 " + kProgram +
+                 " " + rank_1);
   }
 
   std::vector<float> read_f32(const std::string& file, const std::string& tensor) const {

@@ -13,6 +13,7 @@
 #include "memory_source.h"
 #include "parallel/mpi_interop.h"
 #include "runtime/checkpoint.h"
+#include "tests/build_paths.h"
 #include "tests/testing_device.h"
 
 namespace gatefold {
@@ -27,13 +28,13 @@ std::vector<std::string> golden_models() {
   for (const char* family : {"bert", "gemma3_text", "glm4", "gpt2", "llama", "llama_bias",
                              "mistral", "opt", "phi3", "qwen2", "qwen3", "qwen3_5"}) {
     for (const char* dtype : {"f32", "bf16"}) {
-      paths.push_back(std::string(GATEFOLD_SOURCE_DIR "/tests/golden/") + family + "/" + dtype);
+      paths.push_back(std::string(kSourceFolder) + "/tests/golden/" + family + "/" + dtype);
     }
   }
   for (const char* with_mixtures :
        {"deepseek", "deepseek_v2", "deepseek_v3", "glm4_moe", "llama4", "qwen2_moe", "qwen3_moe",
         "qwen3_vl_moe", "switch_transformers"}) {
-    paths.push_back(std::string(GATEFOLD_SOURCE_DIR "/tests/golden/") + with_mixtures + "/bf16");
+    paths.push_back(std::string(kSourceFolder) + "/tests/golden/" + with_mixtures + "/bf16");
   }
   return paths;
 }

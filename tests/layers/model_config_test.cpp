@@ -11,6 +11,7 @@
 #include "config_testing.h"
 #include "layers/model_families.h"
 #include "runtime/checkpoint.h"
+#include "tests/build_paths.h"
 
 namespace gatefold {
 namespace {
@@ -23,7 +24,7 @@ using Json = nlohmann::json;
 using testing::expect_error;
 using testing::Overrides;
 
-const fs::path kSource = GATEFOLD_SOURCE_DIR;
+const fs::path kSource = kSourceFolder;
 
 using ModelConfigTest = testing::ConfigTest;
 

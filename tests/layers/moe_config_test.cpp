@@ -10,6 +10,7 @@
 
 #include "config_testing.h"
 #include "layers/model_families.h"
+#include "tests/build_paths.h"
 
 namespace gatefold {
 namespace {
@@ -21,7 +22,7 @@ using Json = nlohmann::json;
 using testing::Overrides;
 
 ModelConfig published(const std::string& name, const Overrides& overrides = {}) {
-  const fs::path path = fs::path(GATEFOLD_SOURCE_DIR) / "configs" / fmt::format("{}.json", name);
+  const fs::path path = fs::path(kSourceFolder) / "configs" / fmt::format("{}.json", name);
   return read_model_config(path.string(), overrides);
 }
 
@@ -126,7 +127,7 @@ TEST_F(MoeConfigTest, EveryPublishedConfigHasItsPublishedNumbers) {
       {"switch-c-2048", 2080, 2048, 1, 6144, 0, 30, 30, 52349173760, 30 * 4097},
   };
   std::size_t files = 0;
-  for (const auto& file : fs::directory_iterator(fs::path(GATEFOLD_SOURCE_DIR) / "configs")) {
+  for (const auto& file : fs::directory_iterator(fs::path(kSourceFolder) / "configs")) {
     if (file.path().extension() != ".json") continue;
     if (read_model_config(file.path().string()).moe) ++files;
   }

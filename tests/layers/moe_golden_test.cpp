@@ -16,6 +16,7 @@
 #include "parallel/grid.h"
 #include "parallel/mpi_interop.h"
 #include "runtime/checkpoint.h"
+#include "tests/build_paths.h"
 #include "tests/testing_device.h"
 
 namespace gatefold {
@@ -40,7 +41,7 @@ std::vector<std::string> golden_models() {
                             "qwen3_5_moe/bf16",      "qwen3_moe/bf16",
                             "qwen3_moe_fused/bf16",  "qwen3_next/bf16",
                             "qwen3_vl_moe/bf16",     "switch_transformers/bf16"}) {
-    paths.push_back(std::string(GATEFOLD_SOURCE_DIR "/tests/golden/") + model);
+    paths.push_back(std::string(kSourceFolder) + "/tests/golden/" + model);
   }
   return paths;
 }
@@ -206,7 +207,7 @@ TEST_P(MoeGolden, Bf16OutputsAgreeWithinTheBound) {
 
 /// y of the only mixture of a golden model, for tokens that are the same for models of one size.
 std::vector<float> output_of(const std::string& model, const Grid& grid) {
-  const std::string path = GATEFOLD_SOURCE_DIR "/tests/golden/" + model + "/bf16";
+  const std::string path = kSourceFolder + std::string("/tests/golden/") + model + "/bf16";
   const Checkpoint checkpoint(path);
   const ModelConfig config = read_model_config(path + "/config.json");
   const auto x = testing::noise(17 * config.hidden_size, 3, 1.7F);

@@ -17,6 +17,7 @@
 #include "memory_source.h"
 #include "runtime/checkpoint.h"
 #include "runtime/device.h"
+#include "tests/build_paths.h"
 
 namespace gatefold {
 namespace {
@@ -393,7 +394,7 @@ TEST(ResolveMoe, AskingForALayerOfTheOtherKindIsAUsageError) {
 
 // transformers wrote both from one model.
 TEST(ResolveMoe, FusedAndPerExpertFilesOfOneModelGiveTheSameExperts) {
-  const fs::path golden = fs::path(GATEFOLD_SOURCE_DIR) / "tests" / "golden";
+  const fs::path golden = fs::path(kSourceFolder) / "tests" / "golden";
   const auto open = [&](const char* name) {
     const std::string directory = (golden / name / "bf16").string();
     return std::pair(read_model_config(directory + "/config.json"), Checkpoint(directory));
@@ -508,7 +509,7 @@ TEST(SeededMoe, AStacksRowsAreFilledWhereverAReadStarts) {
 // DeepSeek-V3's feed-forward layers have 44843 tensors, Kimi-K2's 68000: looking one up makes the
 // names of its own layer only.
 TEST(SeededMoe, AHugeModelsTensorsAreThereAtOnce) {
-  const fs::path path = fs::path(GATEFOLD_SOURCE_DIR) / "configs" / "deepseek-v3.json";
+  const fs::path path = fs::path(kSourceFolder) / "configs" / "deepseek-v3.json";
   const ModelConfig config = read_model_config(path.string());
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 10; ++i) {

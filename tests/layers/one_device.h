@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "from_rank_0.h"
 #include "tested_moe.h"
 
 namespace gatefold::testing {
@@ -25,22 +26,29 @@ inline std::vector<std::byte> batch(const MemoryMoe& moe, DType dtype, std::int6
   return in_dtype(noise(tokens * moe.spec.hidden_size, 77, 1.7F), dtype);
 }
 
-/// What a world of one gives for batches, each computed once: a stand-in for a GPU takes long.
+/// What a world of one gives for batches, each computed once, by rank 0 for all.
 class OneDevice {
  public:
   /// `moe` must outlive it.
   explicit OneDevice(const MemoryMoe& moe) : moe_(moe), grid_(*alone_, 1, 1) {}
 
   const MemoryMoe& moe() const { return moe_; }
-  /// `options` may differ in the dtype, and in what makes no difference.
+  /// Collective. `options` may differ in the dtype, and in what makes no difference.
   const MoeOutcome& outcome(const MoeOptions& options, std::int64_t tokens) {
     const DType dtype = options.linear.dtype;
     MoeOutcome& known = outcomes_[{dtype, tokens}];
     if (known.routing.top_k > 0) return known;
-    std::unique_ptr<TestedMoe>& layer = layers_[dtype];
-    if (layer == nullptr) layer = std::make_unique<TestedMoe>(moe_, grid_, options);
-    known.y = layer->forward(batch(moe_, dtype, tokens), {0, tokens});
-    known.routing = layer->moe().routing();
+    if (is_rank_0()) {
+      std::unique_ptr<TestedMoe>& layer = layers_[dtype];
+      if (layer == nullptr) layer = std::make_unique<TestedMoe>(moe_, grid_, options);
+      known.y = layer->forward(batch(moe_, dtype, tokens), {0, tokens});
+      known.routing = layer->moe().routing();
+    }
+    from_rank_0(known.y);
+    from_rank_0(known.routing.ids);
+    from_rank_0(known.routing.weights);
+    known.routing.rows = tokens;
+    known.routing.top_k = moe_.spec.route.top_k;
     return known;
   }
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "tests/build_paths.h"
 #include "tests/runtime/file_testing.h"
 
 namespace gatefold {
@@ -459,7 +460,7 @@ TEST_F(CheckpointDirectory, TheHashTellsHeadersApartNotWeights) {
 }
 
 TEST(CheckpointFixture, APublishedModelOpens) {
-  const Checkpoint checkpoint(GATEFOLD_SOURCE_DIR "/tests/fixtures/smollm2-135m-instruct");
+  const Checkpoint checkpoint(kSourceFolder + std::string("/tests/fixtures/smollm2-135m-instruct"));
   EXPECT_GT(checkpoint.find("model.layers.0.mlp.gate_proj.weight")->shape.at(0), 0);
 }
 
