@@ -133,12 +133,6 @@ void Conversion::relay(ExpertLayout layout) {
     const TensorRef& to = here.experts.front().up;
     const TensorRef& from = there.experts.front().up;
     if (to.name == from.name && to.transposed == from.transposed) continue;  // it lies so
-    if (to.transposed) {
-      throw Error(ExitCode::kUsage,
-                  fmt::format("--layout {} of experts that lie otherwise, such as {} (they are "
-                              "turned the other way only); leave it out, or use another",
-                              name_of(layout), from.name));
-    }
     layers.push_back({std::move(here), std::move(there)});
   }
   relaid_layers_ = static_cast<std::int64_t>(layers.size());

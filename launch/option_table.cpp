@@ -265,11 +265,12 @@ std::vector<OptionRow> model_rows() {
   rows.push_back(flag_row(
       row("--copy", "", "give each expert all of the layer, and a token one expert", kMakes),
       &Options::copy));
-  rows.push_back(row("--layout", "HOW",
-                     "how experts are stored: per-expert, stacked (fused), stacked-transposed or "
-                     "stacked-alternating, as far as the family knows it; default: its own way; "
-                     "convert: as they are stored",
-                     kMakes | bit(Command::kConvert)));
+  rows.push_back(
+      row("--layout", "HOW",
+          "how experts are stored: per-expert, stacked (fused; a family's own stack where "
+          "it has one), stacked-transposed or stacked-alternating, as far as the family "
+          "knows it; default: its own way; convert: as they are stored",
+          kMakes | bit(Command::kConvert)));
   rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
     Names<ExpertLayout> names;
     for (const ExpertLayout layout :

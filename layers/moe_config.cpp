@@ -296,10 +296,15 @@ std::size_t spelling_of(const ModelConfig& config, ExpertLayout layout) {
                                               name_of(layout), config.model_type));
   }
   const std::vector<ExpertNames>& names = family_of(config).moe->names;
-  const auto found = std::ranges::find(names, layout, &ExpertNames::layout);
+  auto found = std::ranges::find(names, layout, &ExpertNames::layout);
+  if (found == names.end() && layout == ExpertLayout::kStacked) {
+    found = std::ranges::find_if(
+        names, [](const ExpertNames& one) { return one.layout != ExpertLayout::kPerExpert; });
+  }
   if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
   std::string theirs;
   for (const ExpertNames& one : names) {
+    if (theirs.find(name_of(one.layout)) != theirs.npos) continue;
     theirs.append(theirs.empty() ? "" : " or ").append(name_of(one.layout));
   }
   throw Error(ExitCode::kUsage,

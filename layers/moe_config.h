@@ -38,8 +38,8 @@ std::string_view name_of(ExpertLayout layout);
 std::string numbered(std::string_view pattern, std::int64_t i);
 /// How moe_spec() has the experts of `config` stored, which has some.
 ExpertLayout layout_of(const ModelConfig& config);
-/// The spelling in which the family of `config` stores experts so. Throws Error 64 where it has
-/// none, or no experts.
+/// The spelling in which the family of `config` stores experts so; its only stack, whatever it
+/// looks like, counts as kStacked. Throws Error 64 where it has none, or no experts.
 std::size_t spelling_of(const ModelConfig& config, ExpertLayout layout);
 
 /// Nothing for dense families. `stacks` are the layers of each stack. Throws as read_model_config.

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "runtime/error.h"
@@ -24,6 +24,71 @@ std::vector<RelaidLayer> from_canonical(const ModelConfig& config,
   return relaid;
 }
 
+/// A vector [out] as the matrix [out, 1], whose outputs lie behind one another.
+TensorRef as_column(TensorRef ref) {
+  ref.transposed = true;
+  return ref;
+}
+
+/// Rows and columns: of a matrix [out, in], or of the tensor in which it lies.
+struct Rectangle {
+  Range rows, columns;
+};
+
+/// Those of `size` numbers, the first of which is at `offset` and each other `step` behind the one
+/// before, that are within `range`.
+Range counted_within(Range range, std::int64_t offset, std::int64_t step, std::int64_t size) {
+  const auto first = [&](std::int64_t at) {
+    return std::clamp<std::int64_t>(ceil_div(std::max<std::int64_t>(at - offset, 0), step), 0,
+                                    size);
+  };
+  return {first(range.begin), first(range.end)};
+}
+
+/// The part of a matrix of `size` that rows x cols of its tensor hold.
+Rectangle seen_part(const TensorRef& ref, Extent size, Range rows, Range cols) {
+  const Range outputs =
+      counted_within(ref.transposed ? cols : rows, ref.row_offset, ref.row_step, size.rows);
+  const Range inputs =
+      counted_within(ref.transposed ? rows : cols, ref.column_offset, 1, size.columns);
+  return {outputs, inputs};
+}
+
+/// What of its tensor holds that part, the other of two alternating matrices included.
+Rectangle stored_at(const TensorRef& ref, const Rectangle& part) {
+  const Range outputs{ref.row_offset + part.rows.begin * ref.row_step,
+                      ref.row_offset + (part.rows.end - 1) * ref.row_step + 1};
+  const Range inputs{ref.column_offset + part.columns.begin, ref.column_offset + part.columns.end};
+  return ref.transposed ? Rectangle{inputs, outputs} : Rectangle{outputs, inputs};
+}
+
+/// Elements from one output to the next, and from one input to the next.
+struct Strides {
+  std::int64_t row = 0, column = 0;
+};
+Strides strides_of(const TensorRef& ref, std::int64_t width) {
+  return ref.transposed ? Strides{ref.row_step, width} : Strides{ref.row_step * width, 1};
+}
+
+/// Copies a matrix in squares, of which those that are turned stay in a cache.
+template <typename Element>
+void place(const std::byte* in, Strides from, Extent size, Strides to, std::byte* out) {
+  constexpr std::int64_t kSide = 32;
+  const auto* source = reinterpret_cast<const Element*>(in);
+  auto* target = reinterpret_cast<Element*>(out);
+  for (std::int64_t row = 0; row < size.rows; row += kSide) {
+    const std::int64_t row_end = std::min(row + kSide, size.rows);
+    for (std::int64_t column = 0; column < size.columns; column += kSide) {
+      const std::int64_t column_end = std::min(column + kSide, size.columns);
+      for (std::int64_t r = row; r < row_end; ++r) {
+        for (std::int64_t c = column; c < column_end; ++c) {
+          target[r * to.row + c * to.column] = source[r * from.row + c * from.column];
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 RelaidSource::RelaidSource(std::unique_ptr<TensorSource> source,
@@ -39,19 +104,27 @@ RelaidSource::RelaidSource(const ModelConfig& config, std::unique_ptr<TensorSour
 void RelaidSource::add_layer(const MoeSpec& here, const MoeSpec& there) {
   const std::int64_t hidden = here.hidden_size;
   const std::int64_t inner = here.intermediate_size();
-  add(here.router, there.router, here.route.experts);
-  if (here.router_bias) add(*here.router_bias, *there.router_bias, 1);
-  if (here.correction_bias) add(*here.correction_bias, *there.correction_bias, 1);
+  const std::int64_t experts = here.route.experts;
+  const auto add_vector = [this](const std::optional<TensorRef>& one,
+                                 const std::optional<TensorRef>& other, std::int64_t size) {
+    if (one) add(as_column(*one), as_column(*other), {size, 1});
+  };
+  add(here.router, there.router, {experts, hidden});
+  add_vector(here.router_bias, there.router_bias, experts);
+  add_vector(here.correction_bias, there.correction_bias, experts);
   for (std::size_t e = 0; e < here.experts.size(); ++e) {
     const FfnSpec& one = here.experts[e];
     const FfnSpec& other = there.experts[e];
-    if (one.gate) add(*one.gate, *other.gate, inner);
-    add(one.up, other.up, inner);
-    add(one.down, other.down, hidden);
+    if (one.gate) add(*one.gate, *other.gate, {inner, hidden});
+    add(one.up, other.up, {inner, hidden});
+    add(one.down, other.down, {hidden, inner});
+    add_vector(one.gate_bias, other.gate_bias, inner);
+    add_vector(one.up_bias, other.up_bias, inner);
+    add_vector(one.down_bias, other.down_bias, hidden);
   }
 }
 
-void RelaidSource::add(const TensorRef& here, const TensorRef& there, std::int64_t rows) {
+void RelaidSource::add(const TensorRef& here, const TensorRef& there, Extent size) {
   const auto [found, added] = tensors_.try_emplace(here.name);
   Tensor& tensor = found->second;
   const DType dtype = source_->find(there.name)->dtype;
@@ -59,15 +132,11 @@ void RelaidSource::add(const TensorRef& here, const TensorRef& there, std::int64
     throw Error(ExitCode::kData,
                 fmt::format("{}: {} is stored as {}, {} as {} (both become part of {}, which has "
                             "one type); convert the model to one type first",
-                            source_->description(), tensor.runs.front().name,
+                            source_->description(), tensor.runs.front().there.name,
                             name_of(tensor.info.dtype), there.name, name_of(dtype), here.name));
   }
   tensor.info = {dtype, here.stored_shape};
-  tensor.runs.push_back({{here.row_offset, here.row_offset + rows},
-                         there.name,
-                         there.row_offset,
-                         there.transposed,
-                         there.column_offset});
+  tensor.runs.push_back({here, there, size});
   used_.insert(there.name);
 }
 
@@ -85,33 +154,31 @@ std::optional<TensorInfo> RelaidSource::find(const std::string& name) const {
 void RelaidSource::read(const std::string& name, Range rows, Range cols, std::byte* out) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) return source_->read(name, rows, cols, out);
-  const std::int64_t row_bytes = cols.size() * size_of(found->second.info.dtype);
   for (const Run& run : found->second.runs) {
-    const Range part{std::max(rows.begin, run.rows.begin), std::min(rows.end, run.rows.end)};
-    if (part.empty()) continue;
-    std::byte* to = out + (part.begin - rows.begin) * row_bytes;
-    const std::int64_t first = run.first + part.begin - run.rows.begin;
-    if (run.turned) {
-      read_turned(run, {first, first + part.size()}, cols, to);
-    } else {
-      source_->read(run.name, {first, first + part.size()}, cols, to);
-    }
+    read_run(run, rows, cols, size_of(found->second.info.dtype), out);
   }
 }
 
-/// `rows` are columns of the source's tensor, and `cols` its rows behind first_row.
-void RelaidSource::read_turned(const Run& run, Range rows, Range cols, std::byte* out) const {
-  const auto size = static_cast<std::size_t>(size_of(source_->find(run.name)->dtype));
-  const auto wide = static_cast<std::size_t>(rows.size());
-  const auto high = static_cast<std::size_t>(cols.size());
-  std::vector<std::byte> block(wide * high * size);
-  source_->read(run.name, {run.first_row + cols.begin, run.first_row + cols.end}, rows,
-                block.data());
-  for (std::size_t r = 0; r < wide; ++r) {
-    for (std::size_t c = 0; c < high; ++c) {
-      std::memcpy(out + (r * high + c) * size, block.data() + (c * wide + r) * size, size);
-    }
+void RelaidSource::read_run(const Run& run, Range rows, Range cols, std::int64_t element,
+                            std::byte* out) const {
+  const Rectangle part = seen_part(run.here, run.size, rows, cols);
+  if (part.rows.empty() || part.columns.empty()) return;
+  const Rectangle stored = stored_at(run.there, part);
+  const Strides from = strides_of(run.there, stored.columns.size());
+  const Strides to = strides_of(run.here, cols.size());
+  const Rectangle at = stored_at(run.here, part);
+  out += ((at.rows.begin - rows.begin) * cols.size() + at.columns.begin - cols.begin) * element;
+  const bool same = run.here.transposed == run.there.transposed && run.here.row_step == 1 &&
+                    run.there.row_step == 1;
+  if (same && (stored.columns.size() == cols.size() || stored.rows.size() == 1)) {
+    return source_->read(run.there.name, stored.rows, stored.columns, out);
   }
+  const auto bytes = static_cast<std::size_t>(stored.rows.size() * stored.columns.size() * element);
+  const std::unique_ptr<std::byte[]> block(new std::byte[bytes]);
+  source_->read(run.there.name, stored.rows, stored.columns, block.get());
+  const Extent size{part.rows.size(), part.columns.size()};
+  if (element == 2) return place<std::uint16_t>(block.get(), from, size, to, out);
+  place<std::uint32_t>(block.get(), from, size, to, out);
 }
 
 }  // namespace gatefold

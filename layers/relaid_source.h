@@ -22,9 +22,8 @@ struct RelaidLayer {
 /// A model whose experts lie in another of its family's layouts: other tensors, the same values.
 class RelaidSource final : public TensorSource {
  public:
-  /// `source` has the tensors of each layer's `there`. No family with two layouts has biases on its
-  /// experts, and no `here` is transposed. Throws Error 65 where what becomes one tensor is stored
-  /// in several types.
+  /// `source` has the tensors of each layer's `there`. Throws Error 65 where what becomes one
+  /// tensor is stored in several types.
   RelaidSource(std::unique_ptr<TensorSource> source, const std::vector<RelaidLayer>& layers);
   /// `source` has the layers' tensors as `config` spells them without its moe->spelling, in the
   /// family's canonical way.
@@ -41,21 +40,18 @@ class RelaidSource final : public TensorSource {
   const std::set<std::string>& used() const { return used_; }
 
  private:
-  /// Whole rows of a tensor, which are rows from `first` on of one of the source's, or, turned,
-  /// columns from `first` on, of which `first_row` is the first element.
+  /// A matrix [out, in] of `size`, or a vector as [out, 1], in both layouts.
   struct Run {
-    Range rows;
-    std::string name;
-    std::int64_t first = 0;
-    bool turned = false;
-    std::int64_t first_row = 0;
+    TensorRef here, there;
+    Extent size;
   };
   struct Tensor {
     TensorInfo info;
     std::vector<Run> runs;
   };
-  void read_turned(const Run& run, Range rows, Range cols, std::byte* out) const;
-  void add(const TensorRef& here, const TensorRef& there, std::int64_t rows);
+  /// What of `run` lies in rows x cols of its tensor, into `out`, which holds those.
+  void read_run(const Run& run, Range rows, Range cols, std::int64_t element, std::byte* out) const;
+  void add(const TensorRef& here, const TensorRef& there, Extent size);
   void add_layer(const MoeSpec& here, const MoeSpec& there);
 
   std::unique_ptr<TensorSource> source_;
