@@ -357,6 +357,8 @@ TEST_F(Convert, OfEveryTypeNoBitChangesUnlessTypesAreAskedFor) {
     for (const std::string& one : values) writer.append(std::as_bytes(std::span(one)));
     writer.finish();
   }
+  converted(2, "a", "c");  // 27 bytes, one of which is over
+  EXPECT_TRUE(tensors_of("c") == tensors_of("a"));
   converted(3, "a", "b");
   EXPECT_TRUE(tensors_of("b") == tensors_of("a"));
   EXPECT_EQ(content_of(path("b/config.json")), kLlama);
@@ -402,6 +404,25 @@ TEST_F(Convert, TypesAreRoundedOnceToNearestEvenWithOneNanAndBiasesKeepTheirs) {
     EXPECT_THAT(config, HasSubstr("1e-05"));
     for (const char* name : {"bf16", "wide", "f16"}) fs::remove_all(path(name));
   }
+}
+
+TEST_F(Convert, OnlyARoutersBiasKeepsItsTypeInALayerThatIsLaidOutAnew) {
+  make(small(kFamilies[1].config, kFamilies[1].set) + " --seed 3 --dtype f32", "a");
+  converted(2, "a", "b", "--layout stacked --dtype f16");
+  int biases = 0;
+  for (const auto& [name, tensor] : tensors_of("b")) {
+    const bool bias = name.ends_with("e_score_correction_bias");
+    EXPECT_EQ(tensor.dtype, bias ? "F32" : "F16") << name;
+    if (bias) ++biases;
+  }
+  EXPECT_EQ(biases, 2);
+}
+
+// Ranks agree every 64 MiB.
+TEST_F(Convert, AModelOfSeveralRoundsIsWhole) {
+  make("--config " + kSource + "/configs/smollm2-135m.json --layers 0-6 --dtype f32", "a");
+  converted(1, "a", "b");
+  EXPECT_TRUE(tensors_of("b") == tensors_of("a"));
 }
 
 TEST_F(Convert, ShardsAreIndexedAndWhatBelongsToTheModelComesAlong) {
@@ -497,6 +518,26 @@ TEST_F(Convert, ADiskThatIsFullForOneRankEndsAllAndLeavesNothing) {
   expect_one_complaint(shell(mpirun + kProgram + arguments + " : -n 1 " + limited + arguments), 74,
                        "rank 1: cannot write " + path("b") + "/model.safetensors (File too large");
   expect_nothing("b");
+}
+
+// A file system of 3 MiB: of its weights, or of what lies beside them.
+TEST_F(Convert, AFullDiskLeavesNothingBehind) {
+  if (shell("unshare --mount true").code != 0) GTEST_SKIP() << "no file system may be mounted";
+  fs::create_directories(path("disk"));
+  const auto full = [&](const std::string& says) {
+    const std::string inside = fmt::format(
+        "mount -t tmpfs -o size=3m none {0} || exit 9; {1} -n 2 {2} convert --model {3} "
+        "--output {0}/b; code=$?; ls -A {0} >{4}; exit $code",
+        path("disk"), GATEFOLD_MPIRUN, kProgram, path("a"), path("left"));
+    expect_one_complaint(shell("unshare --mount bash -c '" + inside + "'"), 74, says);
+    EXPECT_EQ(content_of(path("left")), "");
+  };
+  make("--config " + kSource + "/configs/smollm2-135m.json --layers 0", "a");
+  full("/b/model.safetensors (No space left on device");
+  fs::remove_all(path("a"));
+  make(small(kFamilies[0].config, kFamilies[0].set), "a");
+  put("a/tokenizer.json", std::string(4 << 20, 't'));
+  full("/b/tokenizer.json (No space left on device");
 }
 
 }  // namespace
