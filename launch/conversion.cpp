@@ -18,6 +18,7 @@
 #include "runtime/dequantised_source.h"
 #include "runtime/error.h"
 #include "runtime/tensor_source.h"
+#include "runtime/vector_isa.h"
 
 namespace gatefold {
 namespace {
@@ -75,19 +76,35 @@ void set_dtype(Json& config, DType dtype) {
   if (!said) config["torch_dtype"] = name;  // both versions of transformers know it
 }
 
+bool is_infinite(std::uint16_t f16) { return (f16 & 0x7fffU) == 0x7c00U; }
+
+/// Counted in the values' own width for as long as that holds it: wider sums take a third of the
+/// time of a conversion.
+GATEFOLD_CLONES std::int64_t count_infinite(const std::uint16_t* bits, std::int64_t n) {
+  constexpr std::int64_t kRun = 1 << 12;
+  std::int64_t found = 0;
+  for (std::int64_t first = 0; first < n; first += kRun) {
+    const std::int64_t end = std::min(first + kRun, n);
+    std::uint16_t some = 0;
+    for (std::int64_t i = first; i < end; ++i) {
+      some = static_cast<std::uint16_t>(some + (is_infinite(bits[i]) ? 1 : 0));
+    }
+    found += some;
+  }
+  return found;
+}
+
 /// Of n f16 values that `in` became, the infinite ones that were finite.
 std::int64_t count_overflows(DType from, const std::byte* in, const std::byte* out,
                              std::int64_t n) {
-  const auto infinite = [](std::uint16_t bits) { return (bits & 0x7fffU) == 0x7c00U; };
-  std::vector<float> values;
-  std::int64_t found = 0;
   const auto* bits = reinterpret_cast<const std::uint16_t*>(out);
-  for (std::int64_t i = 0; i < n; ++i) found += infinite(bits[i]) ? 1 : 0;
+  std::int64_t found = count_infinite(bits, n);
   if (found == 0) return 0;
+  std::vector<float> values;
   values.resize(static_cast<std::size_t>(n));
   convert(from, in, DType::kF32, reinterpret_cast<std::byte*>(values.data()), n);
   for (std::int64_t i = 0; i < n; ++i) {
-    found -= infinite(bits[i]) && std::isinf(values[static_cast<std::size_t>(i)]) ? 1 : 0;
+    found -= is_infinite(bits[i]) && std::isinf(values[static_cast<std::size_t>(i)]) ? 1 : 0;
   }
   return found;
 }
