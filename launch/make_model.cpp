@@ -90,6 +90,12 @@ void Weights::quantise(BlockFormat format) {
                             "lie isn't said); use f8_e4m3 or a plain type",
                             name_of(format), config.model_type));
   }
+  if (format == BlockFormat::kMxfp4 && layout_of(config) == ExpertLayout::kPerExpert) {
+    throw Error(ExitCode::kUsage,
+                fmt::format("--dtype {} with --layout {} (only stacks have such weights); leave "
+                            "--layout out",
+                            name_of(format), name_of(layout_of(config))));
+  }
   const Quantization sizes = quantization_of(job_);
   for (const std::int64_t layer : job_.layers()) {
     for (const StoredTensor& tensor : config.is_moe(layer)

@@ -353,6 +353,8 @@ TEST_F(MadeQuantised, ATypeThatTheModelOrTheCommandDoesntHaveIsRefused) {
                        "--dtype mxfp4 of a deepseek_v3 model (only gpt_oss has such weights");
   expect_one_complaint(make("gpt-oss-20b", "hidden_size=48", "mxfp4"), 64,
                        "(32 inputs share a scale, and 48 are no multiple)");
+  expect_one_complaint(make("gpt-oss-20b", "", "mxfp4 --layout per-expert"), 64,
+                       "--dtype mxfp4 with --layout per-expert (only stacks have such weights)");
   EXPECT_FALSE(fs::exists(path("made")));
 }
 
