@@ -4,6 +4,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "tests/launch/option_parsing.h"
 
@@ -26,53 +27,42 @@ TEST(Options, HelpAndVersionAreNoErrors) {
 }
 
 TEST(Options, ACommandsHelpListsItsOwnOptionsOnly) {
-  const std::set<std::string> all = {"--dtype", "--timeout", "--json",   "--csv",
-                                     "--quiet", "--verbose", "--dry-run"};
+  const std::set<std::string> all = {"--dtype", "--timeout", "--json",
+                                     "--csv",   "--quiet",   "--verbose"};
   const std::set<std::string> of_layers = {"--config", "--set", "--layers", "--seed"};
-  const std::set<std::string> with_tokens = {"--model",
-                                             "--tokens",
-                                             "--input",
-                                             "--sequence-length",
-                                             "--token-split",
-                                             "--tp",
-                                             "--ep",
-                                             "--device",
-                                             "--comm",
-                                             "--blocks",
-                                             "--expert-blocks",
-                                             "--dispatcher",
-                                             "--threads",
-                                             "--capacity",
-                                             "--capacity-factor",
-                                             "--drop",
-                                             "--per-sequence",
-                                             "--pad"};
+  const std::set<std::string> with_tokens = {"--model",  "--tokens",          "--input",
+                                             "--device", "--sequence-length", "--token-split",
+                                             "--comm",   "--threads"};
+  const std::set<std::string> with_outputs = {"--dry-run",  "--tp",
+                                              "--ep",       "--blocks",
+                                              "--reduce",   "--expert-blocks",
+                                              "--capacity", "--capacity-factor",
+                                              "--drop",     "--per-sequence",
+                                              "--pad",      "--dispatcher"};
   struct Own {
     std::string command;
-    bool takes_tokens;
-    bool knows_layers;
+    std::vector<const std::set<std::string>*> common;
     std::set<std::string> options;
   };
   const Own commands[] = {
-      {"verify", true, true, {"--reduce"}},
-      {"run", true, true, {"--reduce", "--ablate", "--output"}},
+      {"verify", {&of_layers, &with_tokens, &with_outputs}, {}},
+      {"run", {&of_layers, &with_tokens, &with_outputs}, {"--ablate", "--output"}},
       {"bench",
-       true,
-       true,
-       {"--reduce", "--dp", "--scaling", "--iterations", "--warmup", "--hot", "--no-check",
-        "--machine", "--routing"}},
-      {"inspect", true, true, {"--reduce"}},
-      {"convert", false, false, {"--model", "--output", "--shards", "--layout", "--measure"}},
+       {&of_layers, &with_tokens, &with_outputs},
+       {"--dp", "--scaling", "--iterations", "--warmup", "--hot", "--no-check", "--machine",
+        "--routing"}},
+      {"inspect", {&of_layers, &with_tokens, &with_outputs}, {}},
+      {"balance", {&of_layers, &with_tokens}, {"--steps", "--rate", "--skew"}},
+      {"convert", {}, {"--model", "--output", "--shards", "--layout", "--measure", "--dry-run"}},
       {"make-model",
-       false,
-       true,
-       {"--output", "--shards", "--from-dense", "--experts", "--split", "--copy", "--layout"}},
+       {&of_layers},
+       {"--output", "--shards", "--from-dense", "--experts", "--split", "--copy", "--layout",
+        "--dry-run"}},
   };
   for (const Own& own : commands) {
     std::set<std::string> expected = all;
     expected.insert(own.options.begin(), own.options.end());
-    if (own.knows_layers) expected.insert(of_layers.begin(), of_layers.end());
-    if (own.takes_tokens) expected.insert(with_tokens.begin(), with_tokens.end());
+    for (const auto* common : own.common) expected.insert(common->begin(), common->end());
     const ParseResult help = parse({own.command, "--help"});
     EXPECT_EQ(help.exit_code, 0);
     std::set<std::string> listed;

@@ -137,6 +137,11 @@ TEST(Options, EveryNumberGoesFromItsLeastToItsMost) {
       {verify("--threads"), "-1", "0", "4096", "4097"},
       {verify("--seed"), "-1", "0", "18446744073709551615", "18446744073709551616"},
       {verify("--timeout"), "0.0009", "0.001", "1e7", "10000001"},
+      {verify("--capacity-factor"), "0", "1e-9", "1e9", "1000000001"},
+      {verify("--capacity"), "0", "1", "2147483648", "2147483649"},
+      {{"balance", "--steps"}, "0", "1", "100000", "100001"},
+      {{"balance", "--rate"}, "0", "1e-9", "1", "1.001"},
+      {{"balance", "--skew"}, "-0.01", "0", "0.99", "0.991"},
       {with({"run", "--config", "c"}, "--ablate"), "-1", "0", "1099511627775", "1099511627776"},
       {bench("--iterations"), "0", "1", "1000000", "1000001"},
       {bench("--warmup"), "-1", "0", "1000000", "1000001"},
@@ -227,6 +232,12 @@ TEST(Options, AnOptionOfAnotherCommandIsRefusedByName) {
        "make-model does not take --device"},
       {{"verify", "--model", "m", "--dp", "2"}, "verify does not take --dp"},
       {{"inspect", "--model", "m", "--scaling", "weak"}, "inspect does not take --scaling"},
+      {{"verify", "--model", "m", "--skew", "0.1"}, "verify does not take --skew"},
+      {{"bench", "--model", "m", "--rate", "0.1"}, "bench does not take --rate"},
+      {{"balance", "--reduce", "exact"}, "balance does not take --reduce"},
+      {{"balance", "--dispatcher", "alltoall"}, "balance does not take --dispatcher"},
+      {{"balance", "--capacity", "5"}, "balance does not take --capacity"},
+      {{"balance", "--output", "f"}, "balance does not take --output"},
   };
   for (const BadLine& line : lines) expect_refused(line);
 }
@@ -317,6 +328,13 @@ TEST(Options, WhatOnlyOneCommandKnowsArrivesThere) {
   ASSERT_TRUE(converted.options) << converted.text;
   EXPECT_TRUE(converted.options->measure);
   EXPECT_EQ(converted.options->layout, ExpertLayout::kPerExpert);
+  const ParseResult balanced = parse({"balance", "--steps", "7", "--rate", "0.5", "--skew", "0"});
+  ASSERT_TRUE(balanced.options) << balanced.text;
+  EXPECT_EQ(balanced.options->steps, 7);
+  EXPECT_EQ(balanced.options->rate, 0.5);
+  EXPECT_EQ(balanced.options->skew, 0);
+  EXPECT_EQ(balanced.options->tokens, 2048) << "its own default";
+  EXPECT_FALSE(balanced.options->tokens_given);
 }
 
 TEST(Options, BenchTakesListsAndRanges) {
