@@ -239,10 +239,10 @@ void Moe::step(const std::byte* x, const RowCount& rows, std::byte* y, SavedForB
   {
     Phases phases(*place_.device);
     phases.enter("plan");
-    drop(rows, failed);
+    drop(rows, saved, failed);
     sort_choices(routing_, kept(), ascending_);
     exchange_.plan(ascending_, failed, given.has_value());
-    if (saved != nullptr) exchange_.copy_map(saved->map);
+    if (saved != nullptr) run_agreed(*place_.world, [&] { exchange_.copy_map(saved->map); });
   }
   run_experts(x, rows, y);
 }
@@ -310,10 +310,12 @@ std::span<const std::uint8_t> Moe::kept() const {
 }
 
 /// What one rank fails in here all learn of with the plan, as of what it has failed in before.
-void Moe::drop(const RowCount& rows, std::exception_ptr& failed) {
+void Moe::drop(const RowCount& rows, SavedForBackward* saved, std::exception_ptr& failed) {
+  if (saved != nullptr) saved->kept.clear();
   if (!dropper_) return;
   try {
     dropper_->decide(routing_, rows.global, failed != nullptr);
+    if (saved != nullptr) saved->kept = dropper_->kept();
   } catch (const NoAnswerError&) {
     throw;
   } catch (const AgreedError&) {

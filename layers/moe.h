@@ -92,7 +92,7 @@ class Moe {
   void save(const std::byte* x, const RowCount& rows, bool given, SavedForBackward& saved);
   void sum_losses(const LoadShape& shape, SavedForBackward& saved);
   void route(const std::byte* x, const RowCount& rows);
-  void drop(const RowCount& rows, std::exception_ptr& failed);
+  void drop(const RowCount& rows, SavedForBackward* saved, std::exception_ptr& failed);
   void run_experts(const std::byte* x, const RowCount& rows, std::byte* y);
   void add_shared(const std::byte* x, const RowCount& rows);
 

@@ -6,7 +6,7 @@
 #include <bit>
 #include <numeric>
 
-#include "one_device.h"
+#include "plain_capacity.h"
 
 namespace gatefold {
 namespace {
@@ -16,11 +16,13 @@ using testing::as_size;
 using testing::batch;
 using ::testing::HasSubstr;
 using testing::in_dtype;
+using testing::Kept;
 using testing::MemoryMoe;
 using testing::MoeTest;
 using testing::name_of;
 using testing::noise;
 using testing::options_for;
+using testing::plainly_kept;
 using testing::TestedMoe;
 
 constexpr BalanceTerms kTerms{BalanceLoss::kMegatron, 0.01, true, 0.001};
@@ -138,6 +140,34 @@ std::vector<std::vector<std::int64_t>> sent_to(Communicator& world, const RowMap
   return all;
 }
 
+/// Over all ranks' tokens: an expert's rows of the map are those that it has kept, in token order.
+void expect_rows_home(const Grid& grid, const RowMap& map, Range home, const Choices& routing,
+                      const Kept& kept) {
+  const auto homes = homes_of(grid.world(), home);
+  const int group = grid.world().rank() / grid.etp().size();
+  const auto sent = sent_to(grid.world(), map, homes, group, routing.rows);
+  std::vector<std::int64_t> came;
+  for (std::size_t source = 0; source < sent.size(); ++source) {
+    EXPECT_EQ(map.rows_of_source[source], std::ssize(sent[source]));
+    came.insert(came.end(), sent[source].begin(), sent[source].end());
+  }
+  const Range experts = ExpertPlacement{8, static_cast<int>(grid.ep())}.owned(group);
+  ASSERT_EQ(std::ssize(map.expert_begin), experts.size() + 1);
+  for (std::int64_t expert = experts.begin; expert < experts.end; ++expert) {
+    auto at = map.expert_begin[as_size(expert - experts.begin)];
+    for (std::int64_t token = 0; token < routing.rows; ++token) {
+      const auto ids = routing.ids_of(token);
+      const auto choice = std::ranges::find(ids, expert) - ids.begin();
+      if (choice == std::ssize(ids) || kept[as_size(token * routing.top_k + choice)] == 0) continue;
+      ASSERT_LT(at, map.expert_begin[as_size(expert - experts.begin) + 1]);
+      EXPECT_EQ(came[as_size(map.received[as_size(at)])], token);
+      EXPECT_EQ(map.weights[as_size(at)], routing.weight(token, as_size(choice)));
+      ++at;
+    }
+    EXPECT_EQ(at, map.expert_begin[as_size(expert - experts.begin) + 1]);
+  }
+}
+
 TEST_F(MoeTest, TheMapOfATrainingStepLeadsEveryRowOfAnExpertHome) {
   const std::int64_t tokens = 23;
   const MemoryMoe moe = trained_moe(true);
@@ -154,31 +184,54 @@ TEST_F(MoeTest, TheMapOfATrainingStepLeadsEveryRowOfAnExpertHome) {
     SavedForBackward saved;
     const Range own = split_tokens(tokens, grid.dp_size())[as_size(grid.dp_index())];
     layer.forward_training(x, own, 0, saved);
+    EXPECT_TRUE(saved.kept.empty());
     const Range part = layer.moe().home(own.size());
-    const auto homes = homes_of(*world_, {own.begin + part.begin, own.begin + part.end});
-    const int group = world_->rank() / grid.etp().size();
-    const auto sent = sent_to(*world_, saved.map, homes, group, tokens);
-    std::vector<std::int64_t> came;
-    for (std::size_t source = 0; source < sent.size(); ++source) {
-      EXPECT_EQ(saved.map.rows_of_source[source], std::ssize(sent[source]));
-      came.insert(came.end(), sent[source].begin(), sent[source].end());
-    }
-    const Range experts = ExpertPlacement{8, static_cast<int>(grid.ep())}.owned(group);
-    ASSERT_EQ(std::ssize(saved.map.expert_begin), experts.size() + 1);
-    for (std::int64_t expert = experts.begin; expert < experts.end; ++expert) {
-      auto at = saved.map.expert_begin[as_size(expert - experts.begin)];
-      for (std::int64_t token = 0; token < tokens; ++token) {
-        const auto ids = routing.ids_of(token);
-        const auto choice = std::ranges::find(ids, expert) - ids.begin();
-        if (choice == std::ssize(ids)) continue;
-        ASSERT_LT(at, saved.map.expert_begin[as_size(expert - experts.begin) + 1]);
-        EXPECT_EQ(came[as_size(saved.map.received[as_size(at)])], token);
-        EXPECT_EQ(saved.map.weights[as_size(at)], routing.weight(token, as_size(choice)));
-        ++at;
-      }
-      EXPECT_EQ(at, saved.map.expert_begin[as_size(expert - experts.begin) + 1]);
-    }
+    expect_rows_home(grid, saved.map, {own.begin + part.begin, own.begin + part.end}, routing,
+                     Kept(routing.ids.size(), 1));
   });
+}
+
+TEST_F(MoeTest, ATrainingStepWithACapacityKeepsWhatIsComputedAndScoresWhatWasChosen) {
+  const std::int64_t tokens = 24;
+  const MemoryMoe moe = trained_moe(true);
+  const MoeOptions options = options_for(DType::kF32);
+  const auto x = batch(moe, DType::kF32, tokens);
+  const auto alone = make_self_communicator();
+  const Grid one_grid(*alone, 1, 1);
+  TestedMoe dropless(moe, one_grid, options);
+  SavedForBackward all;
+  dropless.forward_training(x, {0, tokens}, 6, all);
+  for (const Capacity& capacity :
+       {Capacity{.factor = 0.7},
+        Capacity{.rows = 2, .drop = DropBy::kProbability, .sequence_length = 6, .pad = true}}) {
+    const Kept kept = plainly_kept(all.routing, capacity, 8);
+    ASSERT_GT(std::ranges::count(kept, 0), 0);
+    MoeSpec spec = moe.spec;
+    spec.capacity = capacity;
+    TestedMoe one(spec, moe.source, one_grid, options);
+    const auto y = one.forward(x, {0, tokens});
+    for_every_grid([&](const Grid& grid) {
+      SCOPED_TRACE(name_of(grid) + ", " + text_of(capacity));
+      TestedMoe layer(spec, moe.source, grid, options);
+      SavedForBackward saved;
+      for (const auto& split : testing::token_splits(tokens, grid.dp_size())) {
+        const Range own = split_tokens(tokens, grid.dp_size(), split)[as_size(grid.dp_index())];
+        EXPECT_TRUE(testing::same_rows(layer.forward_training(x, own, 6, saved), y, own, 64 * 4));
+        expect_same_sums(saved.sequences, all.sequences);
+        EXPECT_EQ(saved.loss, all.loss);
+        const Range part = layer.moe().home(own.size());
+        const Range home{own.begin + part.begin, own.begin + part.end};
+        EXPECT_TRUE(testing::same_choices(saved.routing, all.routing, home));
+        EXPECT_EQ(saved.kept, Kept(kept.begin() + home.begin * 3, kept.begin() + home.end * 3));
+        expect_rows_home(grid, saved.map, home, all.routing, kept);
+      }
+      // What was saved stays when the layer goes on.
+      const Kept before = saved.kept;
+      layer.forward(in_dtype(noise(tokens * 64, 5, 1.7F), DType::kF32),
+                    split_tokens(tokens, grid.dp_size())[as_size(grid.dp_index())]);
+      EXPECT_EQ(saved.kept, before);
+    });
+  }
 }
 
 TEST_F(MoeTest, InferenceAllocatesNothingOfTheTrainingForm) {
