@@ -32,6 +32,13 @@ bool is_shown(std::int64_t step, std::int64_t last) {
   return step == 0 || round || step == last;
 }
 
+/// Decimals of a bias with which an update by `rate` shows.
+int bias_digits(double rate) {
+  int digits = 3;
+  for (double shown = 1e-3; digits < 9 && rate < 0.999 * shown; shown /= 10) ++digits;
+  return digits;
+}
+
 MoeSpec corrected_layer(const Job& job) {
   const std::vector<std::int64_t>& layers = job.layers();
   const auto fail = [](const std::string& problem, const std::string& why, const char* what) {
@@ -116,7 +123,7 @@ class RouterSteps {
     own_ = {group.begin + part.begin, group.begin + part.end};
     tokens_.emplace(job, spec.hidden_size, count_);
     run_agreed(job.world(), [&] {
-      Device& device = job.device();
+      Device& device = *job.place().device;
       router_.emplace(spec, job.source(), device);
       const std::int64_t rows = std::min(kChunkRows, own_.size());
       x_ = device.allocate(rows * spec.hidden_size * size_of(job.dtype()));
@@ -153,7 +160,7 @@ class RouterSteps {
 
  private:
   void route(std::int64_t step, Range rows) {
-    Device& device = job_.device();
+    Device& device = *job_.place().device;
     const std::int64_t n = rows.size();
     device.upload(x_.data(), tokens_->rows(step, rows),
                   n * spec_.hidden_size * size_of(job_.dtype()));
@@ -204,7 +211,7 @@ std::vector<Column> balance_columns() {
   return columns;
 }
 
-std::vector<Cell> cells_of(std::int64_t step, const RouterSteps& router,
+std::vector<Cell> cells_of(std::int64_t step, const RouterSteps& router, int digits,
                            const std::vector<LoadSums>& sequences, const LoadSums& batch) {
   const std::int64_t k = router.shape().top_k;
   const double mean =
@@ -216,8 +223,8 @@ std::vector<Cell> cells_of(std::int64_t step, const RouterSteps& router,
                              whole(std::ranges::max(batch.chosen)),
                              real(busiest_expert(batch)),
                              real(entropy_share(batch.chosen)),
-                             real(static_cast<double>(least)),
-                             real(static_cast<double>(most))};
+                             real(static_cast<double>(least), digits),
+                             real(static_cast<double>(most), digits)};
   for (const auto& [loss, name] : kBalanceLosses) {
     cells.push_back(real(balance_loss(loss, batch, k)));
   }
@@ -233,9 +240,9 @@ std::string losses_text(const LoadShape& shape) {
                         loss_at_balance(loss, shape.top_k));
   }
   return text + fmt::format(
-                    "; sequence: megatron's mean over {} of {} tokens; z: mean of (log of the sum "
-                    "of exp(logits))^2",
-                    counted(shape.sequences, "sequence"), shape.length);
+                    "; sequence: megatron's mean over {} of {}; z: mean of (log of the sum of "
+                    "exp(logits))^2",
+                    counted(shape.sequences, "sequence"), counted(shape.length, "token"));
 }
 
 void add_histogram(std::int64_t step, const LoadSums& batch, Report& report) {
@@ -252,6 +259,7 @@ int balance(Job& job) {
   RouterSteps router(job, spec);
   report.fact("router", fmt::format("{} of layer {}", kind_text(spec), spec.layer));
   report.columns(balance_columns());
+  const int digits = bias_digits(job.options().rate);
   const std::int64_t last = job.options().steps;
   LoadSums first;
   LoadSums batch;
@@ -260,7 +268,7 @@ int balance(Job& job) {
     const std::vector<LoadSums> sequences = router.sums(step);
     batch = whole_batch(sequences);
     if (step == 0) first = batch;
-    if (is_shown(step, last)) report.row(cells_of(step, router, sequences, batch));
+    if (is_shown(step, last)) report.row(cells_of(step, router, digits, sequences, batch));
     if (step < last) router.update(batch);
   }
   report.note(losses_text(router.shape()));
@@ -271,9 +279,9 @@ int balance(Job& job) {
   const auto [least, most] = std::ranges::minmax(router.bias());
   report.note(
       fmt::format("max / mean: {:.3f} before, {:.3f} after {} of the bias by {}, which is "
-                  "now {:.3f} to {:.3f}",
+                  "now {:.{}f} to {:.{}f}",
                   busiest_expert(first), busiest_expert(batch), counted(last, "update"),
-                  job.options().rate, least, most));
+                  job.options().rate, least, digits, most, digits));
   publish(job, report);
   return static_cast<int>(ExitCode::kOk);
 }

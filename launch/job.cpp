@@ -96,6 +96,7 @@ Job::Job(const Options& options, Communicator& world, Seams seams, std::shared_p
     : options_(options), world_(&world), seams_(std::move(seams)), device_(std::move(device)) {
   world.progress().enter("set-up");
   read_config();
+  read_sequences();
   make_grid();
   if (device_ == nullptr) device_ = make_device(options_, *world_);
   comm_ = choose_comm(*world_, *device_, options_.comm);
@@ -152,6 +153,24 @@ void Job::read_config() {
   require_equal(*world_, "a config.json with hash",
                 hex(fingerprint(std::as_bytes(std::span(config_.canonical_text)))),
                 ExitCode::kData);
+}
+
+/// What --input says of sequences where --sequence-length doesn't: [B, S, H] is S tokens each.
+void Job::read_sequences() {
+  if (options_.input.empty() || options_.sequence_length > 0) return;
+  std::int64_t length = 0;
+  run_agreed(*world_, [&] {
+    if (world_->rank() != 0) return;
+    const TokenFile file(options_.input, config_.hidden_size);
+    length = file.shape().size() == 3 ? file.shape()[1] : 0;
+    if (length > 0 || !options_.per_sequence) return;
+    throw Error(ExitCode::kUsage,
+                fmt::format("--per-sequence without --sequence-length (x of {} is [T, H], which "
+                            "doesn't say how long sequences are); give it",
+                            options_.input));
+  });
+  world_->broadcast(reinterpret_cast<std::byte*>(&length), sizeof(length), 0);
+  options_.sequence_length = length;
 }
 
 void Job::make_grid() {

@@ -101,6 +101,7 @@ class Job {
     return experts_world_.empty() ? *world_ : *experts_world_.back();
   }
   void read_config();
+  void read_sequences();
   void make_grid();
   void check_expert_blocks(std::int64_t etp) const;
   void check_memory(const LayerSpec& spec) const;

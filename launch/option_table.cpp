@@ -292,7 +292,7 @@ std::vector<OptionRow> model_rows() {
   rows.back().show = shown_overrides;
   rows.push_back(row("--layers", "LIST",
                      "such as 0-3,7; default: all with --model, the first of each kind with "
-                     "--config (make-model, inspect: all)",
+                     "--config (make-model, inspect: all; balance: the first with a router)",
                      kOfLayers));
   rows.back().set = [](Options& o, std::string_view name, std::string_view value) {
     o.layers = parse_layers(name, value);
@@ -315,9 +315,10 @@ std::vector<OptionRow> model_rows() {
       text_row(row("--input", "FILE",
                    "tokens from tensor x [T, H] or [B, S, H] of a safetensors file", kWithTokens),
                &Options::input));
-  rows.push_back(
-      number_row(row("--sequence-length", "S", "tokens of a sequence: T = B*S", kWithTokens),
-                 &Options::sequence_length, {1, kMaxTokens}, "none"));
+  rows.push_back(number_row(
+      row("--sequence-length", "S",
+          "tokens of a sequence: T = B*S; default: what the shape of --input says", kWithTokens),
+      &Options::sequence_length, {1, kMaxTokens}, "none"));
   rows.push_back(
       list_row(row("--token-split", "LIST",
                    "tokens of each dp group, such as 5,2,1,0; default: even", kWithTokens),

@@ -273,7 +273,7 @@ void check_capacity(const Options& o) {
   if (limited && o.command == Command::kInspect && !o.tokens_given && o.input.empty()) {
     fail("a capacity without tokens (inspect has none to drop); give --tokens or --input");
   }
-  if (o.per_sequence && o.sequence_length == 0) {
+  if (o.per_sequence && o.sequence_length == 0 && o.input.empty()) {
     fail("--per-sequence without --sequence-length (how long sequences are); give it");
   }
 }

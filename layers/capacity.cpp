@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "runtime/error.h"
+#include "runtime/quoted_name.h"
 
 namespace gatefold {
 
@@ -48,7 +49,7 @@ std::string_view name_of(DropBy drop) {
 std::string text_of(const Capacity& capacity) {
   const std::string most = capacity.factor > 0
                                ? fmt::format("{} x the mean rows of an expert", capacity.factor)
-                               : fmt::format("{} rows of an expert", capacity.rows);
+                               : counted(capacity.rows, "row") + " of an expert";
   const std::string scope = capacity.sequence_length > 0
                                 ? fmt::format(" in each {} tokens", capacity.sequence_length)
                                 : std::string();

@@ -88,6 +88,28 @@ TEST_F(Program, AFilesTokensAreBalancedAsTheyAre) {
   EXPECT_THAT(outcome.out, HasSubstr("step 0: how many tokens experts get"));
 }
 
+TEST_F(Program, AFilesShapeSaysWhatItsSequencesAre) {
+  std::vector<float> x(6 * 32);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((i * 37) % 29) / 14 - 1;
+  write_tensors(path("flat.safetensors"), {{"x", "F32", {6, 32}}}, {x});
+  write_tensors(path("shaped.safetensors"), {{"x", "F32", {2, 3, 32}}}, {x});
+  const std::string balance = "balance --steps 1 --input ";
+  const Outcome given = alone(balance + path("flat.safetensors") + " --sequence-length 3");
+  ASSERT_EQ(given.code, 0) << given.error;
+  EXPECT_THAT(given.out, HasSubstr("megatron's mean over 2 sequences of 3 tokens"));
+  for (const int ranks : {1, 3}) {
+    EXPECT_EQ(table_of(on_ranks(ranks, balance + path("shaped.safetensors"))), table_of(given));
+  }
+}
+
+TEST_F(Program, ASmallRateShowsInTheBias) {
+  const std::string json = path("balance.json");
+  const Outcome outcome =
+      alone("balance --steps 2 --tokens 64 --rate 0.00002 --quiet --json " + json);
+  ASSERT_EQ(outcome.code, 0) << outcome.error;
+  EXPECT_THAT(outcome.out, ::testing::ContainsRegex("is now -0\\.[0-9]{5} to 0\\.[0-9]{5}\n"));
+}
+
 TEST_F(Program, BalanceSaysWhatItCantDo) {
   const std::string configs = kSource + "/configs/";
   for (const auto& [arguments, says] : std::vector<std::pair<std::string, std::string>>{

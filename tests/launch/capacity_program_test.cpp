@@ -111,6 +111,23 @@ TEST_F(CapacityProgram, SwitchDropsByItsConfigOnlyWhereAskedTo) {
   EXPECT_THAT(some.out, HasSubstr(" of 24 choices dropped"));
 }
 
+TEST_F(CapacityProgram, AFilesShapeSaysWhatItsSequencesAre) {
+  std::vector<float> x(12 * 64);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((i * 37) % 29) / 14 - 1;
+  write_tensors(path("flat.safetensors"), {{"x", "F32", {12, 64}}}, {x});
+  write_tensors(path("shaped.safetensors"), {{"x", "F32", {3, 4, 64}}}, {x});
+  const std::string run = "run" + two() + " --capacity 1 --per-sequence --output " +
+                          path("y.safetensors") + " --input " + path("");
+  const Outcome given = alone(run + "flat.safetensors --sequence-length 4");
+  ASSERT_EQ(given.code, 0) << given.error;
+  const auto kept = read<std::uint8_t>("topk_kept");
+  const Outcome shaped = on_ranks(3, run + "shaped.safetensors");
+  ASSERT_EQ(shaped.code, 0) << shaped.error;
+  EXPECT_THAT(shaped.out, HasSubstr("# capacity  1 row of an expert in each 4 tokens"));
+  EXPECT_EQ(read<std::uint8_t>("topk_kept"), kept);
+  expect_refused(run + "flat.safetensors", "--per-sequence without --sequence-length (x of", 2);
+}
+
 TEST_F(CapacityProgram, ACapacityThatCantBeIsRefusedOnce) {
   const std::string verify = "verify" + two() + " --tokens 24 ";
   for (const auto& [arguments, text] : std::vector<std::pair<std::string, std::string>>{
