@@ -70,6 +70,38 @@ class HookedRouter final : public testing::CountingDevice {
   Alter alter_;
 };
 
+/// A device that adds to the correction bias it saw first only `share` of what has come since.
+class OtherBias final : public testing::CountingDevice {
+ public:
+  OtherBias(Device& inner, float share) : CountingDevice(inner), share_(share) {}
+
+  void choose_experts(const RouteRule& rule, const float* logits, const float* correction,
+                      std::int64_t rows, std::int32_t* ids, float* weights) override {
+    Device& device = counted();
+    std::vector<float> bias = host_copy(device, correction, rule.experts);
+    if (first_.empty()) first_ = bias;
+    for (std::size_t e = 0; e < bias.size(); ++e) {
+      bias[e] = first_[e] + share_ * (bias[e] - first_[e]);
+    }
+    const Buffer other = device.allocate(rule.experts * size_of(DType::kF32));
+    to_device(device, other.as<float>(), bias);
+    device.choose_experts(rule, logits, other.as<float>(), rows, ids, weights);
+    device.synchronize();
+  }
+
+ private:
+  float share_;
+  std::vector<float> first_;  // [E]
+};
+
+Seams bias_seams(float share) {
+  Seams seams;
+  seams.wrap_device = [share](Device& device, int) -> std::unique_ptr<Device> {
+    return std::make_unique<OtherBias>(device, share);
+  };
+  return seams;
+}
+
 /// weight / sum * scaling, of s + bias instead of s: of sigmoid scores, normalised.
 void weigh_by_choice(const TokenChoice& token) {
   float sum = token.rule.epsilon;
@@ -153,6 +185,8 @@ Seams expert_seams(const Fault& fault) {
   if (fault.is("drops_otherwise")) {
     return spec_seams([](MoeSpec& spec, int) { spec.capacity->drop = DropBy::kProbability; });
   }
+  if (fault.is("stale_bias")) return bias_seams(0.0F);
+  if (fault.is("reversed_bias")) return bias_seams(-1.0F);
   if (fault.is("biased_weights")) return router_seams(weigh_by_choice);
   if (fault.is("ties_to_highest")) return router_seams(choose_highest_of_equals);
   if (fault.is("halves_swapped")) return swapping_seams(fault);

@@ -13,6 +13,8 @@ namespace gatefold {
 ///   less_capacity      experts take one row less than they should
 ///   drops_otherwise    experts drop by another rule than they should
 ///   biased_weights     the correction bias weighs, though it should only choose
+///   stale_bias         a new correction bias isn't heeded: experts are chosen with the first one
+///   reversed_bias      what a new correction bias adds to the first one, it takes away
 ///   ties_to_highest    of equal experts the highest is chosen, not the lowest
 ///   halves_swapped     at a point (dispatch, combine): of the rows that come to one rank from
 ///                      another, the first half takes the place of the second

@@ -72,5 +72,11 @@ agreed "so are those of each sequence"              2 0 "$right|$dropped"       
 agreed "one row is dropped too many"                2 1 "$routes|$bits|$bound"      GATEFOLD_FAULT=less_capacity "${limited[@]}"
 agreed "other rows are dropped"                     2 1 "$routes|$bits|$bound"      GATEFOLD_FAULT=drops_otherwise "${limited[@]}"
 
+# What an even load stands and falls with.
+after="after 300 updates of the bias"
+agreed "a router's load gets even"                  1 0 "before, 1.1|$after"        -- balance
+agreed "a new bias isn't heeded"                    2 0 "before, 3.|$after"         GATEFOLD_FAULT=stale_bias -- balance
+agreed "a new bias is heeded the wrong way round"   2 0 "before, 4.|$after"         GATEFOLD_FAULT=reversed_bias -- balance
+
 refuses agreed "a fault that isn't reached"         2 1 "$bits"                     GATEFOLD_FAULT=expert_off_by_one:7 "${work[@]}"
 finish
