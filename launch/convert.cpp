@@ -19,6 +19,7 @@
 #include "launch/job.h"
 #include "launch/outputs.h"
 #include "launch/progress_line.h"
+#include "launch/reading_speed.h"
 #include "launch/report.h"
 #include "launch/timing.h"
 #include "parallel/agreement.h"
@@ -235,8 +236,9 @@ class SharedFiles {
 struct Speed {
   double seconds = 0;  // of the whole conversion, flushed
   std::int64_t overflows = 0;
-  double converted = 0, copied = 0;  // bytes per second, medians of --measure
-  double ratio = 0;                  // likewise
+  double converted = 0, copied = 0;     // bytes per second, medians of --measure
+  double ratio = 0;                     // likewise
+  std::optional<ReadingSpeed> reading;  // of quantised weights
 };
 
 class Converter {
@@ -264,7 +266,12 @@ class Converter {
       report.note(fmt::format("dry run, nothing is written to {}", options_.output));
     } else {
       world_.progress().enter("writing the model");
-      note_speed(write(), report);
+      Speed speed = write();
+      if (options_.measure && options_.dtype) {
+        world_.progress().enter("measuring");
+        speed.reading = measure_reading(world_, options_.model, options_.output, *options_.dtype);
+      }
+      note_speed(speed, report);
     }
     publish(world_, options_, report);
     return static_cast<int>(ExitCode::kOk);
@@ -275,7 +282,6 @@ class Converter {
   void write_companions(TemporaryDirectory& folder, const std::function<void()>& beat) const;
   void measure(TemporaryDirectory& folder, Speed& speed);
   std::vector<Target> targets() const;
-  double timed(const std::function<void()>& action);
   Report header() const;
   void describe(Report& report) const;
   void note_speed(const Speed& speed, Report& report) const;
@@ -314,7 +320,7 @@ Speed Converter::write() {
     return conversion_->make(part, write);
   };
   std::optional<SharedFiles> shared;
-  speed.seconds = timed([&] {
+  speed.seconds = timed(world_, [&] {
     // Known to all ranks, each of which may be the last to remove them.
     for (const std::string& name : companions_.copied) folder->file(name);
     for (const char* name : {"config.json", kIndexFile}) folder->file(name);
@@ -374,7 +380,7 @@ void Converter::measure(TemporaryDirectory& folder, Speed& speed) {
   const std::vector<Target> files = targets();
   const auto turn = [&](const std::vector<Target>& to, std::int64_t bytes, const Make& make) {
     std::optional<SharedFiles> shared;
-    const double seconds = timed([&] {
+    const double seconds = timed(world_, [&] {
       shared.emplace(world_, folder, to);
       shared->fill(bytes, make, true);
     });
@@ -406,16 +412,6 @@ void Converter::measure(TemporaryDirectory& folder, Speed& speed) {
   speed.copied = 1 / median(copying);
   speed.ratio = median_ratio(copying, converting);
   world_.progress().enter("writing the model");
-}
-
-/// Seconds of the slowest rank. Collective.
-double Converter::timed(const std::function<void()>& action) {
-  meet(world_);
-  const double start = now();
-  action();
-  std::vector<double> seconds = {now() - start};
-  slowest_of_ranks(world_, seconds);
-  return seconds.front();
 }
 
 Report Converter::header() const {
@@ -474,6 +470,14 @@ void Converter::note_speed(const Speed& speed, Report& report) const {
         "converting is {:.2f} times as fast as a plain copy: {} against {} (medians of {} turns "
         "each, of bytes read and written, without waiting for the disk)",
         speed.ratio, human(speed.converted, "B/s"), human(speed.copied, "B/s"), kTurns));
+  }
+  if (const auto& reading = speed.reading) {
+    const std::string_view dtype = name_of(*options_.dtype);
+    report.note(fmt::format(
+        "reading the quantised weights is {:.2f} times as fast as reading what they are now: {} of "
+        "{} against {}; by bytes of files {:.2f} times: {} (medians of {} turns each)",
+        reading->ratio, human(reading->quantised, "B/s"), dtype, human(reading->plain, "B/s"),
+        reading->stored_ratio, human(reading->quantised_stored, "B/s"), ReadingSpeed::kTurns));
   }
   std::int64_t tensors = 0;
   for (const FolderShard& shard : conversion_->shards()) {

@@ -220,11 +220,13 @@ void describe(const Job& job, const Weights& weights, const std::vector<FolderSh
     bytes += shard.bytes;
   }
   const auto layers = static_cast<std::int64_t>(job.layers().size());
+  const auto format = job.options().quantised;
+  const std::string weights_in = format ? fmt::format(" and {}", name_of(*format)) : std::string();
   report.note(fmt::format(
-      "{}{}: {} of {}, {} of {}", job.options().dry_run ? "dry run, nothing is written to " : "",
+      "{}{}: {} of {}, {} of {}{}", job.options().dry_run ? "dry run, nothing is written to " : "",
       job.options().output, counted(tensors, "tensor"), counted(layers, "layer"),
-      human(static_cast<double>(bytes), "B"), name_of(job.dtype())));
-  if (const auto format = job.options().quantised) {
+      human(static_cast<double>(bytes), "B"), name_of(job.dtype()), weights_in));
+  if (format) {
     report.note(fmt::format("{} as {}: codes, and a power of two for each block",
                             counted(weights.quantised(), "weight"), name_of(*format)));
   }

@@ -540,10 +540,11 @@ std::vector<OptionRow> output_rows() {
       text_row(row("--csv", "FILE", "the table as CSV", kAll), &Options::csv),
       number_row(row("--shards", "N", "files that the weights are spread over (1)", kFolder),
                  &Options::shards, {1, 99999}),
-      flag_row(
-          row("--measure", "",
-              "also convert and copy plainly in turns, and say how the two compare", kConverts),
-          &Options::measure),
+      flag_row(row("--measure", "",
+                   "also time converting beside a plain copy, and reading quantised weights beside "
+                   "plain ones",
+                   kConverts),
+               &Options::measure),
       choice_row<Scaling>(
           row("--scaling", "HOW",
               "strong: --tokens in all (default); weak: --tokens for each rank of a point", kBench),

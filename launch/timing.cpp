@@ -51,6 +51,15 @@ std::vector<int> slowest_of_ranks(Communicator& world, std::vector<double>& seco
   return who;
 }
 
+double timed(Communicator& world, const std::function<void()>& action) {
+  meet(world);
+  const double start = now();
+  action();
+  std::vector<double> seconds = {now() - start};
+  slowest_of_ranks(world, seconds);
+  return seconds.front();
+}
+
 std::vector<std::size_t> middle_passes(const std::vector<double>& seconds) {
   std::vector<std::size_t> passes(seconds.size());
   std::iota(passes.begin(), passes.end(), std::size_t{0});

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,8 @@ void meet(Communicator& world);
 /// Each of `seconds`, one a pass, becomes that of its slowest rank; returns which that is.
 /// Collective.
 std::vector<int> slowest_of_ranks(Communicator& world, std::vector<double>& seconds);
+/// Seconds that `action` takes from a common start on the slowest rank. Collective.
+double timed(Communicator& world, const std::function<void()>& action);
 /// The passes whose times are between the quartiles: what is typical, whatever the outliers are.
 std::vector<std::size_t> middle_passes(const std::vector<double>& seconds);
 

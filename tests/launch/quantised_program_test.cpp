@@ -348,6 +348,33 @@ TEST_F(MadeQuantised, GatesOfSharedExpertsStayPlainAndBlocksHaveTheSizeThatTheCo
   EXPECT_EQ(fingerprints(2, "made", "--layers 0").size(), 1U);
 }
 
+// The figures are the machine's: here only that they are said, of what was made and of nothing
+// else.
+TEST_F(Quantised, MeasuredConversionsSayHowFastQuantisedWeightsAreReadBesidePlainOnes) {
+  const auto measured = [this](int ranks, const std::string& model, const std::string& more) {
+    fs::remove_all(path("made"));
+    const Outcome made = on_ranks(ranks, fmt::format("convert --measure --model {} --output {} {}",
+                                                     path(model), path("made"), more));
+    EXPECT_EQ(made.code, 0) << made.error;
+    EXPECT_THAT(made.out, HasSubstr("times as fast as a plain copy"));
+    return made.out;
+  };
+  const auto said = ::testing::ContainsRegex(
+      "reading the quantised weights is [0-9.]+ times as fast as reading what they are now: "
+      "[0-9.]+ "
+      ".?B/s of bf16 against [0-9.]+ .?B/s; by bytes of files [0-9.]+ times: [0-9.]+ .?B/s");
+  write_mxfp4_model();
+  EXPECT_THAT(measured(3, "quantised", "--dtype bf16"), said);
+  EXPECT_THAT(measured(1, "plain", "--dtype bf16"), ::testing::Not(said));
+  EXPECT_THAT(measured(1, "quantised", ""), ::testing::Not(said));
+  quantised_.clear();
+  plain_.clear();
+  write_f8_model();
+  EXPECT_THAT(measured(2, "quantised", "--dtype bf16"), said);
+  // The dense layer lies as it did, the mixture doesn't.
+  EXPECT_THAT(measured(2, "quantised", "--dtype bf16 --layout stacked"), said);
+}
+
 TEST_F(MadeQuantised, ATypeThatTheModelOrTheCommandDoesntHaveIsRefused) {
   expect_one_complaint(make("deepseek-v3", "", "mxfp4"), 64,
                        "--dtype mxfp4 of a deepseek_v3 model (only gpt_oss has such weights");
