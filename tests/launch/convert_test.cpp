@@ -528,7 +528,7 @@ TEST_F(Convert, AFullDiskLeavesNothingBehind) {
     const std::string inside = fmt::format(
         "mount -t tmpfs -o size=3m none {0} || exit 9; {1} -n 2 {2} convert --model {3} "
         "--output {0}/b; code=$?; ls -A {0} >{4}; exit $code",
-        path("disk"), GATEFOLD_MPIRUN, kProgram, path("a"), path("left"));
+        path("disk"), kMpirun, kProgram, path("a"), path("left"));
     expect_one_complaint(shell("unshare --mount bash -c '" + inside + "'"), 74, says);
     EXPECT_EQ(content_of(path("left")), "");
   };
