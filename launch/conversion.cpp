@@ -113,8 +113,7 @@ std::int64_t count_overflows(DType from, const std::byte* in, const std::byte* o
 
 /// What is read, and what becomes of it.
 struct Conversion::Stage {
-  std::unique_ptr<std::byte[]> in{new std::byte[kPieceBytes]};
-  std::unique_ptr<std::byte[]> out{new std::byte[kPieceBytes]};
+  std::vector<std::byte> in, out;
 };
 
 Conversion::Conversion(const Options& options)
@@ -180,7 +179,9 @@ Conversion::Planned Conversion::planned(FolderTensor tensor, bool made) {
     tensor.dtype = safetensors_name(*dtype_);
     tensor.bytes = elements_of(tensor.shape) * size_of(*dtype_);
   }
-  return {std::move(tensor), made, converts ? from : std::nullopt};
+  const bool turned = relaid_ != nullptr && relaid_->is_turned(tensor.name);
+  return {std::move(tensor), made, converts ? from : std::nullopt,
+          turned ? kTurnedPieceBytes : kPieceBytes};
 }
 
 void Conversion::plan(const Options& options) {
@@ -206,7 +207,8 @@ void Conversion::plan(const Options& options) {
     std::int64_t offset = 0;
     for (const FolderTensor& tensor : shards_[i].tensors) {
       const Planned& one = tensors.at(tensor.name);
-      places_.push_back({&tensor, i, offset, bytes_ + offset, one.made, one.stored});
+      places_.push_back(
+          {&tensor, i, offset, bytes_ + offset, one.made, one.stored, one.piece_bytes});
       offset += tensor.bytes;
     }
     bytes_ += offset;
@@ -260,16 +262,21 @@ std::int64_t Conversion::make(const Place& place, Range bytes, Stage& stage,
   const std::int64_t unit = known ? size_of(*known) : 1;
   const std::int64_t stored = place.stored ? size_of(*place.stored) : unit;
   const Range units{ceil_div(bytes.begin, unit), ceil_div(bytes.end, unit)};
-  const std::int64_t step = kPieceBytes / std::max(unit, stored);
+  const std::int64_t step = place.piece_bytes / std::max(unit, stored);
+  const auto room = [](std::vector<std::byte>& buffer, std::int64_t size) {
+    if (std::ssize(buffer) < size) buffer.resize(static_cast<std::size_t>(size));
+    return buffer.data();
+  };
   std::int64_t overflows = 0;
   for (std::int64_t first = units.begin; first < units.end; first += step) {
     const Range part{first, std::min(first + step, units.end)};
-    std::byte* const in = stage.in.get();
+    std::byte* const in = room(stage.in, part.size() * stored);
     read(place, stored, part, in);
     const std::byte* made = in;
     if (place.stored) {
-      made = stage.out.get();
-      convert(*place.stored, in, *dtype_, stage.out.get(), part.size());
+      std::byte* const out = room(stage.out, part.size() * unit);
+      convert(*place.stored, in, *dtype_, out, part.size());
+      made = out;
       if (dtype_ == DType::kF16) {
         overflows += count_overflows(*place.stored, in, made, part.size());
       }

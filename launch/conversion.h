@@ -22,6 +22,8 @@ namespace gatefold {
 
 /// Of a tensor in memory at a time: small enough for a cache, large enough for a system call.
 inline constexpr std::int64_t kPieceBytes = 1 << 20;
+/// Of one that is turned: its rows become columns that are read a few thousand bytes at a time.
+inline constexpr std::int64_t kTurnedPieceBytes = 16 << 20;
 
 /// What `convert` makes of a model: which tensors in which files, and where their bytes come from.
 /// A function of the model and the options, never of how many ranks there are.
@@ -52,7 +54,7 @@ class Conversion {
   /// Takes bytes that begin `offset` bytes into the data of shard number `shard`.
   using Write =
       std::function<void(std::size_t shard, std::int64_t offset, std::span<const std::byte> bytes)>;
-  /// Makes the elements that begin within `part` of all bytes(), kPieceBytes at most at a time; how
+  /// Makes the elements that begin within `part` of all bytes(), in such pieces; how
   /// many finite ones were beyond f16 and are infinite now. Throws Error 65, 66 where they can't be
   /// read (any more).
   std::int64_t make(Range part, const Write& write) const;
@@ -63,6 +65,7 @@ class Conversion {
     FolderTensor tensor;
     bool made = false;
     std::optional<DType> stored;  // where it is converted
+    std::int64_t piece_bytes = kPieceBytes;
   };
   /// The same, and where it goes.
   struct Place {
@@ -72,6 +75,7 @@ class Conversion {
     std::int64_t begin = 0;   // in all bytes
     bool made = false;
     std::optional<DType> stored;
+    std::int64_t piece_bytes = kPieceBytes;
   };
 
   void open_source(const Options& options);

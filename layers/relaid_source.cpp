@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <utility>
 
+#include "runtime/block_codecs.h"
 #include "runtime/error.h"
 
 namespace gatefold {
@@ -62,29 +64,72 @@ Rectangle stored_at(const TensorRef& ref, const Rectangle& part) {
   return ref.transposed ? Rectangle{inputs, outputs} : Rectangle{outputs, inputs};
 }
 
+/// What is read at a time where it can't be read to where it goes.
+constexpr std::int64_t kBandBytes = std::int64_t{1} << 19;
+/// Sides of the squares in which matrices are copied, so that those that are turned stay in a
+/// cache.
+constexpr std::int64_t kSide = kMxGroup;
+
 /// Elements from one output to the next, and from one input to the next.
 struct Strides {
   std::int64_t row = 0, column = 0;
+
+  Strides turned() const { return {column, row}; }
 };
 Strides strides_of(const TensorRef& ref, std::int64_t width) {
   return ref.transposed ? Strides{ref.row_step, width} : Strides{ref.row_step * width, 1};
 }
 
-/// Copies a matrix in squares, of which those that are turned stay in a cache.
+template <typename Element>
+void place_square(const Element* in, Strides from, Extent size, Strides to, Element* out) {
+  for (std::int64_t r = 0; r < size.rows; ++r) {
+    for (std::int64_t c = 0; c < size.columns; ++c) {
+      out[r * to.row + c * to.column] = in[r * from.row + c * from.column];
+    }
+  }
+}
+
+/// A whole square that is turned: rows lie behind one another in the source, columns in the target.
+void turn_square(const std::uint16_t* in, Strides from, Strides to, std::uint16_t* out) {
+  constexpr Extent kSquare{kSide, kSide};
+  constexpr Strides kDense{kSide, 1};
+  std::array<std::uint16_t, kSide * kSide> dense;
+  if (from.column == 2) {  // of alternating matrices
+    for (std::int64_t r = 0; r < kSide; ++r) {
+      for (std::int64_t c = 0; c < kSide; ++c)
+        dense[static_cast<std::size_t>(r * kSide + c)] = in[r * from.row + 2 * c];
+    }
+    in = dense.data();
+    from = kDense;
+  }
+  if (to.row == 1) return transpose_group(in, from.row, out, to.column);
+  std::array<std::uint16_t, kSide * kSide> turned;
+  transpose_group(in, from.row, turned.data(), kSide);
+  place_square(turned.data(), kDense, kSquare, to.turned(), out);
+}
+
 template <typename Element>
 void place(const std::byte* in, Strides from, Extent size, Strides to, std::byte* out) {
-  constexpr std::int64_t kSide = 32;
   const auto* source = reinterpret_cast<const Element*>(in);
   auto* target = reinterpret_cast<Element*>(out);
+  const bool turned = (from.row > from.column) != (to.row > to.column);
+  if (from.row < from.column) {  // rows are what lies behind one another in the source
+    std::swap(size.rows, size.columns);
+    from = from.turned();
+    to = to.turned();
+  }
   for (std::int64_t row = 0; row < size.rows; row += kSide) {
-    const std::int64_t row_end = std::min(row + kSide, size.rows);
     for (std::int64_t column = 0; column < size.columns; column += kSide) {
-      const std::int64_t column_end = std::min(column + kSide, size.columns);
-      for (std::int64_t r = row; r < row_end; ++r) {
-        for (std::int64_t c = column; c < column_end; ++c) {
-          target[r * to.row + c * to.column] = source[r * from.row + c * from.column];
+      const Extent square{std::min(kSide, size.rows - row), std::min(kSide, size.columns - column)};
+      const Element* square_in = source + row * from.row + column * from.column;
+      Element* square_out = target + row * to.row + column * to.column;
+      if constexpr (sizeof(Element) == sizeof(std::uint16_t)) {
+        if (turned && square.rows == kSide && square.columns == kSide) {
+          turn_square(square_in, from, to, square_out);
+          continue;
         }
       }
+      place_square(square_in, from, square, to, square_out);
     }
   }
 }
@@ -140,6 +185,12 @@ void RelaidSource::add(const TensorRef& here, const TensorRef& there, Extent siz
   used_.insert(there.name);
 }
 
+bool RelaidSource::is_turned(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found != tensors_.end() &&
+         std::ranges::any_of(found->second.runs, [](const Run& run) { return is_turned(run); });
+}
+
 std::map<std::string, TensorInfo> RelaidSource::relaid() const {
   std::map<std::string, TensorInfo> all;
   for (const auto& [name, tensor] : tensors_) all.emplace(name, tensor.info);
@@ -164,21 +215,35 @@ void RelaidSource::read_run(const Run& run, Range rows, Range cols, std::int64_t
   const Rectangle part = seen_part(run.here, run.size, rows, cols);
   if (part.rows.empty() || part.columns.empty()) return;
   const Rectangle stored = stored_at(run.there, part);
-  const Strides from = strides_of(run.there, stored.columns.size());
-  const Strides to = strides_of(run.here, cols.size());
   const Rectangle at = stored_at(run.here, part);
   out += ((at.rows.begin - rows.begin) * cols.size() + at.columns.begin - cols.begin) * element;
-  const bool same = run.here.transposed == run.there.transposed && run.here.row_step == 1 &&
-                    run.there.row_step == 1;
-  if (same && (stored.columns.size() == cols.size() || stored.rows.size() == 1)) {
+  const bool lies_so = !is_turned(run) && run.here.row_step == 1 && run.there.row_step == 1;
+  if (lies_so && (stored.columns.size() == cols.size() || stored.rows.size() == 1)) {
     return source_->read(run.there.name, stored.rows, stored.columns, out);
   }
-  const auto bytes = static_cast<std::size_t>(stored.rows.size() * stored.columns.size() * element);
-  const std::unique_ptr<std::byte[]> block(new std::byte[bytes]);
-  source_->read(run.there.name, stored.rows, stored.columns, block.get());
-  const Extent size{part.rows.size(), part.columns.size()};
-  if (element == 2) return place<std::uint16_t>(block.get(), from, size, to, out);
-  place<std::uint32_t>(block.get(), from, size, to, out);
+  const Strides from = strides_of(run.there, stored.columns.size());
+  const Strides to = strides_of(run.here, cols.size());
+  const auto along = run.there.transposed ? &Rectangle::columns : &Rectangle::rows;
+  const std::int64_t stored_rows = run.there.transposed ? 1 : run.there.row_step;
+  const std::int64_t row_bytes = stored_rows * stored.columns.size() * element;
+  const std::int64_t step =
+      std::min(std::max(kSide, kBandBytes / row_bytes / kSide * kSide), (part.*along).size());
+  const std::unique_ptr<std::byte[]> block(
+      new std::byte[static_cast<std::size_t>(step * row_bytes)]);
+  Rectangle band = part;
+  for (std::int64_t begin = (part.*along).begin; begin < (part.*along).end; begin += step) {
+    band.*along = {begin, std::min(begin + step, (part.*along).end)};
+    const Rectangle wanted = stored_at(run.there, band);
+    source_->read(run.there.name, wanted.rows, wanted.columns, block.get());
+    const Extent size{band.rows.size(), band.columns.size()};
+    std::byte* const target =
+        out + (begin - (part.*along).begin) * (run.there.transposed ? to.column : to.row) * element;
+    if (element == 2) {
+      place<std::uint16_t>(block.get(), from, size, to, target);
+    } else {
+      place<std::uint32_t>(block.get(), from, size, to, target);
+    }
+  }
 }
 
 }  // namespace gatefold

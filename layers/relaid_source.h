@@ -36,6 +36,8 @@ class RelaidSource final : public TensorSource {
 
   /// The mixtures' tensors in name order; all others are as in the source.
   std::map<std::string, TensorInfo> relaid() const;
+  /// Whether it is read by columns of the source's tensors: the more of it at a time, the better.
+  bool is_turned(const std::string& name) const;
   /// The source's tensors that they are made of.
   const std::set<std::string>& used() const { return used_; }
 
@@ -45,6 +47,9 @@ class RelaidSource final : public TensorSource {
     TensorRef here, there;
     Extent size;
   };
+  static bool is_turned(const Run& run) {
+    return run.size.columns > 1 && run.here.transposed != run.there.transposed;
+  }
   struct Tensor {
     TensorInfo info;
     std::vector<Run> runs;
