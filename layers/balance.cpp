@@ -62,11 +62,22 @@ struct Sequence {
 
 std::vector<Range> runs_of_ranks(Communicator& world, const LoadShape& shape,
                                  const ScoredTokens& own) {
-  std::vector<Range> runs(as_size(world.size()));
-  runs[as_size(world.rank())] = {own.first, own.first + own.rows};
-  all_gather<Range>(world, runs);
+  struct Said {
+    Range run;
+    std::int64_t length = 0;
+  };
+  std::vector<Said> said(as_size(world.size()));
+  said[as_size(world.rank())] = {{own.first, own.first + own.rows}, shape.length};
+  all_gather<Said>(world, said);
+  std::vector<Range> runs;
   std::int64_t next = 0;
-  for (const Range& run : runs) {
+  for (const auto& [run, length] : said) {
+    if (length != said.front().length) {
+      throw Error(ExitCode::kUsage,
+                  fmt::format("sequences of {} tokens on rank {} and of {} on rank 0 (it is one "
+                              "batch); give all ranks one length",
+                              length, runs.size(), said.front().length));
+    }
     if (run.begin != next || run.size() < 0) {
       throw Error(
           ExitCode::kUsage,
@@ -75,6 +86,7 @@ std::vector<Range> runs_of_ranks(Communicator& world, const LoadShape& shape,
                       run.begin, run.end, next));
     }
     next = run.end;
+    runs.push_back(run);
   }
   if (next == shape.tokens()) return runs;
   throw Error(ExitCode::kUsage,

@@ -213,7 +213,9 @@ void Moe::reserve(const RowCount& rows) {
 
 void Moe::forward(const std::byte* x, const RowCount& rows, std::byte* y,
                   std::int64_t sequence_length, SavedForBackward& saved) {
-  const LoadShape shape = load_shape(router_->rule(), rows.global, sequence_length);
+  LoadShape shape;
+  run_agreed(*place_.world,
+             [&] { shape = load_shape(router_->rule(), rows.global, sequence_length); });
   step(x, rows, y, &saved);
   sum_losses(shape, saved);
 }

@@ -327,5 +327,30 @@ TEST_F(MoeTest, ABiasThatIsUpdatedFromASavedStepMovesTheNextOne) {
   EXPECT_LT(busiest_expert(whole_batch(saved.sequences)), before);
 }
 
+TEST_F(MoeTest, OneRanksOtherLengthOfSequencesEndsTheStepOnAllAndTheNextIsRight) {
+  if (world_->size() == 1) GTEST_SKIP() << "one rank has no others with another length";
+  const MemoryMoe moe = trained_moe(false);
+  const MoeOptions options = options_for(DType::kF32);
+  const std::int64_t tokens = 24;
+  const auto x = batch(moe, DType::kF32, tokens);
+  const Grid grid(*world_, 1, world_->size());
+  const Range own = split_tokens(tokens, grid.dp_size())[as_size(grid.dp_index())];
+  TestedMoe layer(moe, grid, options);
+  SavedForBackward saved;
+  const auto y = layer.forward_training(x, own, 6, saved);
+  const bool last = world_->rank() + 1 == world_->size();
+  for (const auto& [length, text] :
+       {std::pair{4, "sequences of 4 tokens on rank "}, {7, "sequences of 7 tokens in a batch"}}) {
+    try {
+      layer.forward_training(x, own, last ? length : 6, saved);
+      ADD_FAILURE() << "accepted " << length;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage);
+      EXPECT_THAT(error.what(), HasSubstr(text));
+    }
+    EXPECT_TRUE(layer.forward_training(x, own, 6, saved) == y);
+  }
+}
+
 }  // namespace
 }  // namespace gatefold
