@@ -74,7 +74,7 @@ agreed "other rows are dropped"                     2 1 "$routes|$bits|$bound"  
 
 # What an even load stands and falls with.
 after="after 300 updates of the bias"
-agreed "a router's load gets even"                  1 0 "before, 1.1|$after"        -- balance
+agreed "a router's load gets even by its bias"      1 0 "before, 1.1|$after"        -- balance
 agreed "a new bias isn't heeded"                    2 0 "before, 3.|$after"         GATEFOLD_FAULT=stale_bias -- balance
 agreed "a new bias is heeded the wrong way round"   2 0 "before, 4.|$after"         GATEFOLD_FAULT=reversed_bias -- balance
 
