@@ -32,11 +32,6 @@ std::string config_path(const std::string& model) { return model + "/config.json
 /// Routers choose by scores that bf16 can't tell apart: families keep this in fp32.
 bool keeps_type(std::string_view name) { return name.ends_with(".e_score_correction_bias"); }
 
-std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
-  const Extent extent = extent_of(shape);
-  return extent.rows * extent.columns;
-}
-
 /// The prefix that `router`, the whole name of a layer's tensor, begins with.
 std::string_view prefix_of(const ModelConfig& config, std::int64_t layer,
                            const std::string& router) {

@@ -54,9 +54,9 @@ class Conversion {
   /// Takes bytes that begin `offset` bytes into the data of shard number `shard`.
   using Write =
       std::function<void(std::size_t shard, std::int64_t offset, std::span<const std::byte> bytes)>;
-  /// Makes the elements that begin within `part` of all bytes(), in such pieces; how
-  /// many finite ones were beyond f16 and are infinite now. Throws Error 65, 66 where they can't be
-  /// read (any more).
+  /// Makes the elements that begin within `part` of all bytes(), in such pieces; how many
+  /// finite ones were beyond f16 and are infinite now. Throws Error 65, 66 where they can't be read
+  /// (any more).
   std::int64_t make(Range part, const Write& write) const;
 
  private:

@@ -4,7 +4,6 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,10 +29,6 @@ using Json = nlohmann::json;  // by name, as canonical_text is
 
 /// Of a tensor in memory at a time, but at least one row.
 constexpr std::int64_t kStagingBytes = 4 << 20;
-
-std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-}
 
 FolderTensor folder_tensor(const SafetensorsWriter::Tensor& tensor) {
   const auto bits = static_cast<std::int64_t>(stored_bits(tensor.dtype).value());

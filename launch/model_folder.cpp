@@ -15,10 +15,16 @@
 #include "runtime/error.h"
 #include "runtime/file_descriptor.h"
 #include "runtime/quoted_name.h"
+#include "runtime/tensor_source.h"
 
 namespace gatefold {
 
 namespace fs = std::filesystem;
+
+std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
+  const Extent extent = extent_of(shape);
+  return extent.rows * extent.columns;
+}
 
 SafetensorsHead FolderShard::head(const std::string& path,
                                   const std::map<std::string, std::string>& metadata) const {

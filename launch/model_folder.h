@@ -12,6 +12,8 @@
 /// whole comes to be there at once or not at all.
 namespace gatefold {
 
+std::int64_t elements_of(const std::vector<std::int64_t>& shape);
+
 /// A tensor that is to be written.
 struct FolderTensor {
   std::string name;

@@ -96,8 +96,8 @@ void turn_square(const std::uint16_t* in, Strides from, Strides to, std::uint16_
   std::array<std::uint16_t, kSide * kSide> dense;
   if (from.column == 2) {  // of alternating matrices
     for (std::int64_t r = 0; r < kSide; ++r) {
-      for (std::int64_t c = 0; c < kSide; ++c)
-        dense[static_cast<std::size_t>(r * kSide + c)] = in[r * from.row + 2 * c];
+      std::uint16_t* const row = dense.data() + r * kSide;
+      for (std::int64_t c = 0; c < kSide; ++c) row[c] = in[r * from.row + 2 * c];
     }
     in = dense.data();
     from = kDense;
@@ -124,7 +124,7 @@ void place(const std::byte* in, Strides from, Extent size, Strides to, std::byte
       const Element* square_in = source + row * from.row + column * from.column;
       Element* square_out = target + row * to.row + column * to.column;
       if constexpr (sizeof(Element) == sizeof(std::uint16_t)) {
-        if (turned && square.rows == kSide && square.columns == kSide) {
+        if (turned && from.column <= 2 && square.rows == kSide && square.columns == kSide) {
           turn_square(square_in, from, to, square_out);
           continue;
         }
